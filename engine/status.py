@@ -49,7 +49,9 @@ class Status:
     memory: memoryview
 
     @classmethod
-    def create(cls, name: str, *, kind: str, workers: list[str], state_bytes: list[int] | None = None) -> Status:
+    def create(
+        cls, name: str, *, kind: str, workers: list[str], state_bytes: list[int] | None = None
+    ) -> Status:
         """Create it for these workers; `state_bytes`: how large each one's state is.
 
         RingError where a living engine or sender holds the name, or /dev/shm is full.
@@ -80,7 +82,8 @@ class Status:
             segment.forget()
             raise RingError(f"the status of {name} is of another version: use the rxring that made it")
         workers = [
-            _RECORD.unpack_from(memory, _RECORDS_AT + i * LINE)[0].rstrip(b"\0").decode() for i in range(count)
+            _RECORD.unpack_from(memory, _RECORDS_AT + i * LINE)[0].rstrip(b"\0").decode()
+            for i in range(count)
         ]
         return cls(name, kind.rstrip(b"\0").decode(), pid, started_ns, workers, segment, memory)
 

@@ -165,9 +165,7 @@ DESCRIPTOR = np.dtype(
     ]
 )
 
-SOURCE = np.dtype(
-    [("address", "V16"), ("port", "u2"), ("family", "u2"), ("interface", "u4"), ("flow", "u8")]
-)
+SOURCE = np.dtype([("address", "V16"), ("port", "u2"), ("family", "u2"), ("interface", "u4"), ("flow", "u8")])
 
 # Lock bytes in the object, taken with OFD locks. They guard nothing in those bytes.
 LOCK_OWNER = 0

@@ -82,6 +82,18 @@ class Segment:
         self.maps.append(mapped)
         return memoryview(mapped)
 
+    def unmap(self) -> None:
+        """Close the mappings that no array looks at any more."""
+        for mapped in self.maps:
+            with contextlib.suppress(BufferError):  # an array of the user's still looks at it
+                mapped.close()
+        self.maps.clear()
+
+    def reopen(self) -> Segment:
+        """The same object through an open file description of its own, for locks of its own."""
+        fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
+        return Segment(self.object, fd, self.size)
+
     def is_linked(self) -> bool:
         """Does the object's name still lead to this object, and not to none or a later one?"""
         try:
@@ -98,14 +110,11 @@ class Segment:
                 posix_ipc.unlink_shared_memory(self.object)
 
     def forget(self) -> None:
-        """Close the descriptor and the mappings that no array looks at any more."""
+        """Close the descriptor, and with it our locks, and the mappings."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        for mapped in self.maps:
-            with contextlib.suppress(BufferError):  # an array of the user's still looks at it
-                mapped.close()
-        self.maps.clear()
+        self.unmap()
 
 
 def open_segment(name: str) -> Segment:

@@ -1,0 +1,566 @@
+"""The reading end of a ring: poll → (work) → release.
+
+    poll       the next frames, contiguous in memory: at most `max_frames` and `max_bytes`, half the ring
+               each by default, so that reader and writer never run in lockstep.
+    release    they are done with: the account first, then the cursor, which frees their place.
+
+A gating reader works in place: the writer cannot pass its cursor. A skipping reader works on a copy,
+taken so: copy the descriptors, fence, look at `floor`, drop what it has passed; then the same with the
+payload bytes. What `floor` has not passed after the copy was not being written during it (writer.py).
+Looking at `published` instead would not do: the writer writes before it publishes.
+
+In place is also wrong for a gating reader whose slot was freed (it died, and the ring was full): until
+its cursor has passed `protected`, the head when it came back, it copies too.
+
+Packets are counted, not frames. For each reader, at every moment and after any crash:
+
+    delivered + skipped + passed + unread = packets published − packets when it joined
+
+`unread` is looked up (number of the first packet at `published` − at the cursor), never a remainder.
+The account is two records: the idle one is filled, then `cursor` is stored; the record whose cursor
+equals it is the valid one. There is no moment without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from rings import locks
+from rings.account import valid_account
+from rings.atomics import (
+    compare_and_swap,
+    fence_acquire,
+    fence_seq_cst,
+    load_acquire,
+    load_relaxed,
+    load_relaxed_u32,
+    store_relaxed,
+    store_release,
+)
+from rings.batch import Batch
+from rings.jit import jit
+from rings.layout import (
+    ACCOUNT,
+    DESCRIPTOR,
+    LAYOUT_HASH,
+    LOCK_JOIN,
+    LOCK_READER,
+    MAX_FRAME_BYTES,
+    NAME_BYTES,
+    PAGE,
+    READER,
+    WRITER,
+    Policy,
+    SlotState,
+    WriterState,
+    round_up,
+    slot_word,
+)
+from rings.libc import memmove, monotonic_ns
+from rings.segment import RingError
+from rings.wait import STRATEGIES, wait
+from rings.writer import compiled_layout_hash
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rings.ring import Ring
+
+_PUBLISHED, _FLOOR, _STATE = (WRITER.fields[name][1] for name in ("published", "floor", "state"))
+_CURSOR, _ACCOUNTS = READER.fields["cursor"][1], READER.fields["accounts"][1]
+_JOINED_PACKETS, _JOINED_FRAME = (READER.fields[name][1] for name in ("joined_packets", "joined_frame"))
+_ACCOUNT_BYTES = ACCOUNT.itemsize
+_FRAME_BYTES = DESCRIPTOR.itemsize
+_OFFSET = DESCRIPTOR.fields["offset"][1]
+_ALIGN_SHIFT = 4  # descriptors count offsets in 16 bytes
+_CLOSED = int(WriterState.CLOSED)
+NEVER = (1 << 62) - 1  # `protected` of a reader that always copies
+
+# The reader's private state. Addresses are of this process's mappings; the slot lies in the only part
+# that is mapped writable. Numbers and packets count packets, all else frames.
+READER_STATE = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "writer",
+            "waiting",
+            "slot",
+            "descriptors",
+            "arena",
+            "frames",
+            "arena_bytes",
+            "cursor",
+            "packets",  # number of the first packet at the cursor
+            "delivered",
+            "skipped",
+            "passed",
+            "account",  # which of the two records is idle
+            "protected",  # from here on the writer cannot pass us
+            "max_frames",
+            "max_bytes",
+            "copied_descriptors",
+            "copied_arena",
+            "batch_frames",
+            "batch_descriptors",  # address of the first descriptor of the batch
+            "batch_arena",  # payload of a frame: here + offset × 16
+            "batch_end_number",  # of the first packet after the batch
+            "nap_since_ns",
+            "nap_cursor",
+        )
+    ],
+    align=True,
+)
+
+
+@jit
+def _descriptor(r, sequence):  # type: ignore[no-untyped-def]
+    return r.descriptors + (sequence & (r.frames - 1)) * _FRAME_BYTES
+
+
+@jit
+def _keep_account(r, cursor):  # type: ignore[no-untyped-def]
+    """Move the cursor, with the account that belongs to it."""
+    at = r.slot + _ACCOUNTS + r.account * _ACCOUNT_BYTES
+    store_relaxed(at, cursor)
+    store_relaxed(at + 8, r.packets)
+    store_relaxed(at + 16, r.delivered)
+    store_relaxed(at + 24, r.skipped)
+    store_relaxed(at + 32, r.passed)
+    r.account = 1 - r.account
+    r.cursor = cursor
+    # After all reads of the frames it frees and after the account; pairs with the acquire in
+    # writer._lowest_cursor, and with that of whoever reads the account.
+    store_release(r.slot + _CURSOR, cursor)
+
+
+@jit
+def number_at(r, sequence):  # type: ignore[no-untyped-def]
+    """Number of the first packet at `sequence` (floor ≤ sequence ≤ published); −1 if overtaken."""
+    number = load_relaxed(_descriptor(r, sequence))
+    fence_acquire()  # pairs with the fence in writer.reserve
+    return number if load_relaxed(r.writer + _FLOOR) <= sequence else -1
+
+
+@jit
+def _skip_to_floor(r):  # type: ignore[no-untyped-def]
+    """Go to the oldest intact frame; what lies between is skipped, to the packet."""
+    while True:
+        floor = load_acquire(r.writer + _FLOOR)
+        if floor <= r.cursor:
+            return
+        number = number_at(r, floor)
+        if number >= 0:
+            r.skipped += number - r.packets
+            r.packets = number
+            _keep_account(r, floor)
+
+
+@jit
+def _contiguous(r, first, count, max_bytes):  # type: ignore[no-untyped-def]
+    """How many of `count` descriptors from address `first` have payloads in one piece of `max_bytes`.
+
+    Offsets rise within a batch but where the arena begins again at 0. Halving may stop short of the
+    exact place: the rest is the next batch.
+    """
+    begin = load_relaxed_u32(first + _OFFSET)
+    while count > 1:
+        last = first + (count - 1) * _FRAME_BYTES
+        offset = load_relaxed_u32(last + _OFFSET)
+        if offset >= begin:
+            size = ((offset - begin) << _ALIGN_SHIFT) + load_relaxed_u32(last + _OFFSET + 4)
+            if size <= max_bytes:
+                break
+        count >>= 1
+    return count
+
+
+@jit
+def poll(r, most):  # type: ignore[no-untyped-def]
+    """The next batch, of at most `most` frames: how many there are, 0 if none is published.
+
+    Sets r.batch_descriptors, r.batch_arena, r.batch_frames. Valid until `release`.
+    """
+    if r.cursor < r.protected:
+        return _poll_copy(r, most)
+    count = load_acquire(r.writer + _PUBLISHED) - r.cursor  # pairs with the release in writer.publish
+    count = min(min(count, most), min(r.max_frames, r.frames - (r.cursor & (r.frames - 1))))
+    if count > 0:
+        first = _descriptor(r, r.cursor)
+        count = _contiguous(r, first, count, r.max_bytes)
+        r.batch_descriptors = first
+        r.batch_arena = r.arena
+        r.batch_end_number = load_relaxed(_descriptor(r, r.cursor + count))
+    r.batch_frames = count
+    return count
+
+
+@jit
+def _poll_copy(r, most):  # type: ignore[no-untyped-def]
+    """`poll` for a reader that the writer may overtake."""
+    while True:
+        _skip_to_floor(r)
+        count = load_acquire(r.writer + _PUBLISHED) - r.cursor
+        count = min(min(count, most), min(r.max_frames, r.frames - (r.cursor & (r.frames - 1))))
+        r.batch_frames = max(count, 0)
+        if count <= 0:
+            return 0
+        copied = r.copied_descriptors
+        memmove(copied, _descriptor(r, r.cursor), count * _FRAME_BYTES)
+        end_number = load_relaxed(_descriptor(r, r.cursor + count))
+        fence_acquire()  # the copy before the look; pairs with the fence in writer.reserve
+        if load_relaxed(r.writer + _FLOOR) > r.cursor:
+            continue  # only intact descriptors tell how much to copy
+        fit = _contiguous(r, copied, count, r.max_bytes)
+        if fit < count:
+            end_number = load_relaxed(copied + fit * _FRAME_BYTES)
+            count = fit
+        begin = load_relaxed_u32(copied + _OFFSET) << _ALIGN_SHIFT
+        last = copied + (count - 1) * _FRAME_BYTES
+        end = (load_relaxed_u32(last + _OFFSET) << _ALIGN_SHIFT) + load_relaxed_u32(last + _OFFSET + 4)
+        memmove(r.copied_arena, r.arena + begin, end - begin)
+        fence_acquire()  # as above
+        overtaken = load_relaxed(r.writer + _FLOOR) - r.cursor
+        if overtaken >= count:
+            continue
+        if overtaken > 0:
+            number = load_relaxed(copied + overtaken * _FRAME_BYTES)
+            r.skipped += number - r.packets
+            r.packets = number
+            _keep_account(r, r.cursor + overtaken)
+            copied += overtaken * _FRAME_BYTES
+            count -= overtaken
+        r.batch_descriptors = copied
+        r.batch_arena = r.copied_arena - begin
+        r.batch_end_number = end_number
+        r.batch_frames = count
+        return count
+
+
+@jit
+def release(r, count):  # type: ignore[no-untyped-def]
+    """The first `count` frames of the batch are handled; the rest of it stays valid."""
+    if count <= 0:
+        return
+    number = r.batch_end_number
+    if count < r.batch_frames:
+        number = load_relaxed(r.batch_descriptors + count * _FRAME_BYTES)
+    r.delivered += number - r.packets
+    r.packets = number
+    r.batch_descriptors += count * _FRAME_BYTES
+    r.batch_frames -= count
+    _keep_account(r, r.cursor + count)
+
+
+@jit
+def is_closed(r):  # type: ignore[no-untyped-def]
+    """Has the writer said that nothing more comes? Ask before the poll whose 0 is to be the last."""
+    return load_acquire(r.writer + _STATE) == _CLOSED  # pairs with the release in writer.set_state
+
+
+@jit
+def claim(slot, expected, wanted):  # type: ignore[no-untyped-def]
+    """Take a slot whose word is still `expected`."""
+    return compare_and_swap(slot, expected, wanted)
+
+
+@jit
+def activate(state, word, fresh):  # type: ignore[no-untyped-def]
+    """Become ACTIVE with `word`. A fresh reader starts at the head.
+
+    The writer looks at us only from ACTIVE on, and may by then have decided, from a look before it, to
+    overwrite anything below its head of that moment. So `published` is loaded after the fence: it is
+    at least that head. The cursor stored before may lie below the floor; the writer then sees no space.
+    """
+    r = state[0]
+    store_release(r.slot, word)
+    fence_seq_cst()  # pairs with the fence in writer._look
+    while True:
+        published = load_acquire(r.writer + _PUBLISHED)
+        if r.protected != NEVER:
+            r.protected = published
+        if not fresh:
+            return
+        r.packets = number_at(r, published)
+        if r.packets >= 0:
+            store_relaxed(r.slot + _JOINED_PACKETS, r.packets)
+            store_relaxed(r.slot + _JOINED_FRAME, published)
+            _keep_account(r, published)
+            return
+
+
+@jit
+def _poll_entry(state, most):  # type: ignore[no-untyped-def]
+    closed = is_closed(state[0])
+    count = poll(state[0], most)
+    return -1 if count == 0 and closed else count
+
+
+@jit
+def _release_entry(state, count):  # type: ignore[no-untyped-def]
+    release(state[0], count)
+
+
+@jit
+def _wait_entry(state, strategy, deadline_ns):  # type: ignore[no-untyped-def]
+    return wait(state[0], strategy, deadline_ns)
+
+
+class Reader:
+    """A reader of a ring. Also a context manager, an iterator and an async iterator of batches.
+
+        for batch in reader:
+            for i in range(len(batch)):
+                handle(batch.payload(i))
+
+    A batch is valid until the next step. Iteration ends when the writer has closed the ring and all is
+    read. RingError where the name is held by a living reader, or no slot is free.
+
+    name: up to 32 bytes; the name of a reader that died takes up its place, counts and all.
+    policy: "gate", the writer waits for this reader; "skip", it is lapped and told how much it lost.
+    wait: "block" sleeps, "yield" gives up its slice, "spin" burns its core.
+    max_frames, max_bytes: the largest batch; by default, and at most, half the ring.
+    `state` (READER_STATE, shape (1,)) is for compiled code: poll(state[0], …) and so on.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        *,
+        name: str | None = None,
+        policy: str = "gate",
+        wait: str = "block",
+        max_frames: int | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        if int(compiled_layout_hash()) != LAYOUT_HASH:
+            raise RingError("compiled code of another version: empty the compile cache")
+        if policy not in ("gate", "skip"):
+            raise RingError(f"policy {policy!r}: use gate or skip")
+        if wait not in STRATEGIES:
+            raise RingError(f"wait {wait!r}: use block, yield or spin")
+        self.name = f"reader-{os.getpid()}" if name is None else name
+        if not 1 <= len(self.name.encode()) <= NAME_BYTES or "\0" in self.name:
+            raise RingError(f"reader name {self.name!r}: use 1 to {NAME_BYTES} bytes")
+        geometry = ring.geometry
+        self._ring = ring
+        self._policy = Policy.GATE if policy == "gate" else Policy.SKIP
+        self.strategy = STRATEGIES[wait]
+        self._segment = ring.segment.reopen()
+        self._memory = np.frombuffer(self._segment.map(writable=False), np.uint8)
+        shared_at, shared_bytes = geometry.waiting, geometry.descriptors - geometry.waiting
+        self._shared = np.frombuffer(
+            self._segment.map(writable=True, offset=shared_at, length=shared_bytes), np.uint8
+        )
+        self._slots: NDArray[Any] = self._shared[geometry.slots - shared_at :][
+            : geometry.readers * READER.itemsize
+        ].view(READER)
+        frames = max(min(max_frames or geometry.frames // 2, geometry.frames // 2), 1)
+        size = min(max_bytes or geometry.arena_bytes // 2, geometry.arena_bytes // 2)
+        if self._policy is Policy.SKIP:  # the copy: small enough for the caches, large enough for any frame
+            frames, size = min(frames, 1024), min(size, 4 * MAX_FRAME_BYTES)
+        self._copied_bytes = round_up(frames * DESCRIPTOR.itemsize, PAGE)
+        # A frame that is larger than `size` still comes, alone.
+        self._copy = np.zeros(self._copied_bytes + max(size, MAX_FRAME_BYTES), np.uint8)
+        self.state = np.zeros(1, READER_STATE)
+        base, r = self._memory.ctypes.data, self.state[0]
+        r["writer"] = base + geometry.writer
+        r["waiting"] = self._shared.ctypes.data
+        r["descriptors"] = base + geometry.descriptors
+        r["arena"] = base + geometry.arena
+        r["frames"] = geometry.frames
+        r["arena_bytes"] = geometry.arena_bytes
+        r["max_frames"] = frames
+        r["max_bytes"] = size
+        r["copied_descriptors"] = self._copy.ctypes.data
+        r["copied_arena"] = self._copy.ctypes.data + self._copied_bytes
+        self._batch: Batch | None = None
+        self._open = True
+        try:
+            self._index = self._join()
+        except BaseException:
+            self._open = False
+            self._let_go()
+            raise
+
+    # Joining, leaving -------------------------------------------------------------------------------
+
+    def _join(self) -> int:
+        """Take a slot: lock its byte first, then CAS its word. Joins are made one at a time."""
+        fd = self._segment.fd
+        locks.acquire_waiting(fd, LOCK_JOIN)
+        try:
+            for index in self._candidates():
+                if not locks.acquire(fd, LOCK_READER + index):
+                    continue
+                if self._take(index):
+                    return index
+                locks.release(fd, LOCK_READER + index)
+        finally:
+            locks.release(fd, LOCK_JOIN)
+        raise RingError(
+            f"all {len(self._slots)} reader slots of {self._ring.name} are taken: create it with more"
+        )
+
+    def _candidates(self) -> list[int]:
+        """Slots to try: the one of our name; else free ones, then those of the dead, longest unused first."""
+        names = [bytes(name) for name in self._slots["name"]]
+        mine = self.name.encode()
+        if mine in names:
+            index = names.index(mine)
+            if locks.held_by_other(self._segment.fd, LOCK_READER + index):
+                raise RingError(f"reader {self.name!r} of {self._ring.name} lives: use another name")
+            return [index]
+        free = [i for i, word in enumerate(self._slots["word"]) if word & 0xFF == SlotState.FREE]
+        free.sort(key=lambda i: (names[i] != b"", self._slots["pid"][i] != 0))
+        return free + [i for i in range(len(self._slots)) if i not in free]
+
+    def _take(self, index: int) -> bool:
+        slot, r = self._slots[index], self.state[0]
+        word = int(slot["word"])
+        generation = (word >> 16) + 1
+        active = slot_word(SlotState.ACTIVE, self._policy, generation)
+        r["slot"] = self._slots.ctypes.data + index * READER.itemsize
+        died = bytes(slot["name"]) == self.name.encode() and int(slot["pid"]) != 0
+        never_freed = word == slot_word(SlotState.ACTIVE, self._policy, generation - 1)
+        # A dead reader's slot that was not freed stays ACTIVE under our hands: the writer never lost
+        # sight of its cursor.
+        wanted = active if died and never_freed else slot_word(SlotState.JOINING, self._policy, generation)
+        if not claim(r["slot"], word, wanted):
+            return False  # the writer freed it this moment
+        if died:
+            self._take_over(slot)
+        else:
+            self._begin(slot)
+        r["protected"] = NEVER if self._policy is Policy.SKIP else 0
+        if wanted != active:
+            activate(self.state, active, not died)
+        slot["pid"] = os.getpid()
+        return True
+
+    def _begin(self, slot: Any) -> None:
+        """A fresh account. The cursor is `published` of now; `activate` moves it to that of then."""
+        slot["pid"] = 0
+        slot["name"] = self.name.encode()
+        slot["restarts"] = 0
+        r = self.state[0]
+        for name in ("packets", "delivered", "skipped", "passed", "account"):
+            r[name] = 0
+        _start_account(self.state)
+
+    def _take_over(self, slot: Any) -> None:
+        """The account of the dead reader of our name."""
+        slot["restarts"] += 1
+        record = valid_account(slot)
+        r = self.state[0]
+        for name in ("cursor", "packets", "delivered", "skipped", "passed"):
+            r[name] = record[name]
+        r["account"] = 1 if record["cursor"] == slot["accounts"][0]["cursor"] else 0
+
+    def close(self) -> None:
+        """Leave: the slot is free, its account stays to be read until another takes the slot."""
+        if self._open:
+            self._end_batch()
+            self._open = False
+            slot = self._slots[self._index]
+            word = int(slot["word"])
+            slot["pid"] = 0
+            claim(self.state[0]["slot"], word, word - SlotState.ACTIVE + SlotState.FREE)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._memory, self._shared, self._slots = self._memory[:0], self._shared[:0], self._slots[:0]
+        self._segment.forget()
+
+    # Reading ----------------------------------------------------------------------------------------
+
+    @property
+    def writer_state(self) -> str:
+        """ "live", "orphaned" (the writer died, its restart may come) or "closed"."""
+        return self._ring.state
+
+    def view(self, address: int, size: int) -> NDArray[np.uint8]:
+        """`size` bytes at an address of the batch: of the ring, or of our copy. Read-only."""
+        for memory in (self._memory, self._copy):
+            at = address - memory.ctypes.data
+            if 0 <= at <= memory.size - size:
+                bytes_ = memory[at : at + size]
+                bytes_.flags.writeable = False
+                return bytes_
+        raise AssertionError("an address outside the ring")
+
+    def floor(self) -> int:
+        """The oldest sequence that is still intact."""
+        return int(self._ring.counters["floor"])
+
+    def release(self, frames: int) -> int:
+        """Release the next `frames` frames of the current batch; how many there were."""
+        count = min(frames, int(self.state[0]["batch_frames"]))
+        _release_entry(self.state, count)
+        return max(count, 0)
+
+    def poll(self, most: int | None = None) -> Batch | None:
+        """The next batch of at most `most` frames, or None if nothing is there now. Ends the last one."""
+        self._end_batch()
+        count = _poll_entry(self.state, NEVER if most is None else most)
+        if count < 0:
+            raise StopIteration
+        if count:
+            self._batch = Batch(self, count)
+        return self._batch
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait, in this reader's way, until something can be polled or the writer closed the ring."""
+        return bool(_wait_entry(self.state, self.strategy, int(monotonic_ns()) + int(timeout_s * 1e9)))
+
+    def _end_batch(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            _release_entry(self.state, batch.end())
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        while True:
+            batch = self.poll()
+            if batch is not None:
+                return batch
+            self.wait(0.1)  # bounded: Ctrl-C is seen between two waits
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        return self
+
+    async def __anext__(self) -> Batch:
+        while True:
+            try:
+                batch = self.poll()
+            except StopIteration:
+                raise StopAsyncIteration from None
+            if batch is not None:
+                return batch
+            await asyncio.to_thread(self.wait, 0.1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@jit
+def _start_account(state):  # type: ignore[no-untyped-def]
+    """A first account at the present head; the other record belongs to no cursor."""
+    r = state[0]
+    store_relaxed(r.slot + _ACCOUNTS + _ACCOUNT_BYTES, -1)
+    while True:
+        published = load_acquire(r.writer + _PUBLISHED)
+        r.packets = number_at(r, published)
+        if r.packets >= 0:
+            r.account = 0
+            _keep_account(r, published)
+            return

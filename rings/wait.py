@@ -1,0 +1,94 @@
+"""How a reader waits for the next batch: three strategies with one promise.
+
+`wait` returns True as soon as something is published beyond the cursor or the writer has closed the
+ring, False at the deadline or when a signal arrived.
+
+    spin    looks without rest: the fastest, and takes its core
+    yield   looks, and lets others run between two looks
+    block   sleeps. While packets flow fast it only naps: for every wake-up the writer would pay with a
+            system call, 7–14 % of its rate. When they do not, it arms the futex, and is woken at once.
+"""
+
+from __future__ import annotations
+
+from rings.atomics import (
+    fence_seq_cst,
+    load_acquire,
+    load_acquire_u32,
+    pause,
+    store_relaxed_u32,
+)
+from rings.jit import jit
+from rings.layout import WRITER, WriterState
+from rings.libc import futex_wait, monotonic_ns, sched_yield, sleep_ns
+
+BLOCK, YIELD, SPIN = 0, 1, 2
+STRATEGIES = {"block": BLOCK, "yield": YIELD, "spin": SPIN}
+
+_PUBLISHED, _WAKE, _STATE = (WRITER.fields[name][1] for name in ("published", "wake", "state"))
+_CLOSED = int(WriterState.CLOSED)
+_LOOKS = 256  # between two looks at the clock
+_LONGEST_SLEEP_NS = 100_000_000  # then the caller looks at the stop word and whether the writer lives
+_NAP_NS = 500_000
+_WORTH_A_WAKE = 16  # frames in the time of a nap, from which on naps pay
+
+
+@jit
+def _ready(r):  # type: ignore[no-untyped-def]
+    return load_acquire(r.writer + _PUBLISHED) > r.cursor or load_acquire(r.writer + _STATE) == _CLOSED
+
+
+@jit
+def _spin(r, deadline_ns):  # type: ignore[no-untyped-def]
+    while True:
+        for _ in range(_LOOKS):
+            if _ready(r):
+                return True
+            pause()
+        if monotonic_ns() >= deadline_ns:
+            return False
+
+
+@jit
+def _yield(r, deadline_ns):  # type: ignore[no-untyped-def]
+    while True:
+        if _ready(r):
+            return True
+        if monotonic_ns() >= deadline_ns:
+            return False
+        sched_yield()
+
+
+@jit
+def _sleep(r, deadline_ns):  # type: ignore[no-untyped-def]
+    """Sleep on the futex word. writer._wake has the argument why no wake is lost."""
+    expected = load_acquire_u32(r.writer + _WAKE)
+    store_relaxed_u32(r.waiting, 1)
+    fence_seq_cst()  # pairs with the fence in writer._wake
+    if not _ready(r):
+        timeout_ns = min(deadline_ns - monotonic_ns(), _LONGEST_SLEEP_NS)
+        if timeout_ns > 0:
+            futex_wait(r.writer + _WAKE, expected, timeout_ns)
+    return _ready(r)
+
+
+@jit
+def _block(r, deadline_ns):  # type: ignore[no-untyped-def]
+    """Nap if, at the pace since the last wait, a nap would bring a fair batch; then sleep for real."""
+    now_ns = monotonic_ns()
+    frames, elapsed_ns = r.cursor - r.nap_cursor, now_ns - r.nap_since_ns
+    r.nap_cursor, r.nap_since_ns = r.cursor, now_ns
+    if frames * _NAP_NS >= _WORTH_A_WAKE * elapsed_ns and now_ns + _NAP_NS < deadline_ns:
+        if sleep_ns(_NAP_NS) != 0 or _ready(r):
+            return _ready(r)
+    return _sleep(r, deadline_ns)
+
+
+@jit
+def wait(r, strategy, deadline_ns):  # type: ignore[no-untyped-def]
+    """Wait in the way of `strategy` until CLOCK_MONOTONIC `deadline_ns`; is there something?"""
+    if strategy == SPIN:
+        return _spin(r, deadline_ns)
+    if strategy == YIELD:
+        return _yield(r, deadline_ns)
+    return _block(r, deadline_ns)

@@ -1,0 +1,394 @@
+"""The writing end of a ring: reserve → describe → publish.
+
+    reserve    make room for a batch. Raises `floor` past every frame that the batch may overwrite;
+               refuses while a gating reader still needs one of them.
+    (write)    payload bytes into the arena, `describe` for each frame.
+    publish    one release store makes the batch visible, at once and whole.
+
+Why nothing torn is read. A skipping reader copies, then looks at `floor`. We store `floor`, then fence,
+then write: if a copy holds a byte that we wrote, its look sees a floor past that frame, and discards it.
+
+Why no gating reader is overrun. `gate` is the lowest cursor of the gating readers when we last looked
+(with none, the head at that time). It may be old, never too high: cursors only rise, and who joins
+starts at a `published` that is at least the head of our last look (reader.activate). So we look again
+only when the batch needs more than `gate` allows.
+
+Why the dead do not stop us. Only when full, we ask the kernel whether the readers in the way still hold
+their locks, and free the slot of one that does not by a CAS on the word we saw before asking.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numba import carray
+
+from rings import locks
+from rings.atomics import (
+    compare_and_swap,
+    fence_release,
+    fence_seq_cst,
+    fetch_add_u32,
+    load_acquire,
+    load_relaxed,
+    load_relaxed_u32,
+    pointer,
+    scratch,
+    store_relaxed,
+    store_relaxed_u32,
+    store_release,
+)
+from rings.jit import jit
+from rings.layout import (
+    ALIGN,
+    DESCRIPTOR,
+    LAYOUT_HASH,
+    LINE,
+    LOCK_READER,
+    LOCK_WRITER,
+    POLICY_SHIFT,
+    READER,
+    WRITER,
+    Policy,
+    SlotState,
+    WriterState,
+)
+from rings.libc import fcntl, futex_wake_all, memmove, monotonic_ns, realtime_ns, sleep_ns
+from rings.segment import RingError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rings.ring import Ring
+
+_PUBLISHED, _FLOOR, _WAKE = (WRITER.fields[name][1] for name in ("published", "floor", "wake"))
+_STATE, _PACKETS, _BYTES, _FRAMES = (
+    WRITER.fields[name][1] for name in ("state", "packets", "bytes", "frames")
+)
+_FULL_EVENTS, _FULL_NS, _HIGH_WATER = (WRITER.fields[n][1] for n in ("full_events", "full_ns", "high_water"))
+_CURSOR = READER.fields["cursor"][1]
+_SLOT_BYTES = READER.itemsize
+_FRAME_BYTES = DESCRIPTOR.itemsize
+_OFFSET = DESCRIPTOR.fields["offset"][1]
+_FREE, _ACTIVE, _GATE = int(SlotState.FREE), int(SlotState.ACTIVE), int(Policy.GATE)
+_RUNNING, _CLOSED = int(WriterState.RUNNING), int(WriterState.CLOSED)
+_POLICY_SHIFT, _LINE, _ALIGN, _LOCK_READER = POLICY_SHIFT, LINE, ALIGN, LOCK_READER
+
+# The writer's private state. Addresses are of the sections in this process's mapping; `head`, `floor`
+# and `gate` are sequences; positions are virtual arena bytes, which never wrap (offset = position & mask).
+WRITER_STATE = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "writer",
+            "waiting",
+            "slots",
+            "descriptors",
+            "arena",
+            "frames",
+            "arena_bytes",
+            "readers",
+            "lock_fd",
+            "head",  # the next frame's sequence: what will be published next
+            "number",  # the next packet's number
+            "bytes",  # payload bytes written so far
+            "position",  # where the next payload goes
+            "floor",
+            "floor_position",  # where the payload of frame `floor` begins
+            "gate",
+            "full_since_ns",  # 0: not full
+        )
+    ],
+    align=True,
+)
+
+
+@jit
+def compiled_layout_hash():  # type: ignore[no-untyped-def]
+    """The layout that the compiled code was made for: compared with the header at attach."""
+    return np.uint64(LAYOUT_HASH)
+
+
+@jit
+def _position_of(w, sequence, position):  # type: ignore[no-untyped-def]
+    """Where the payload of a live frame begins; `position` if it is the one to be written next.
+
+    Live payloads span at most M − ALIGN bytes from `floor_position`, so the difference modulo M is it.
+    """
+    if sequence == w.head:
+        return position
+    at = w.descriptors + (sequence & (w.frames - 1)) * _FRAME_BYTES + _OFFSET
+    offset = load_relaxed_u32(at) * _ALIGN
+    return w.floor_position + ((offset - w.floor_position) & (w.arena_bytes - 1))
+
+
+@jit
+def reserve(w, frames, size):  # type: ignore[no-untyped-def]
+    """Make room for up to `frames` frames and `size` contiguous arena bytes from `w.position` on.
+
+    True: all frames below the new floor may be overwritten. False: a gating reader is in the way;
+    nothing changed but the count of full events. Never more than frames − 1 and arena_bytes − ALIGN.
+    """
+    start = w.position
+    if (start & (w.arena_bytes - 1)) + size > w.arena_bytes:
+        start = (start | (w.arena_bytes - 1)) + 1  # would pass the end: begin again at offset 0
+    floor = max(w.floor, w.head + frames + 1 - w.frames)
+    position = _position_of(w, floor, start)
+    overwritten_below = start + size + _ALIGN - w.arena_bytes
+    while position < overwritten_below and floor < w.head:
+        floor += 1
+        position = _position_of(w, floor, start)
+    if floor > w.gate and not _look(w, floor):
+        return False
+    w.position = start
+    w.floor_position = position
+    if floor > w.floor:
+        w.floor = floor
+        store_relaxed(w.writer + _FLOOR, floor)
+        fence_release()  # before any byte of the batch; pairs with the fence in reader.poll's copy
+    return True
+
+
+@jit
+def _lowest_cursor(w):  # type: ignore[no-untyped-def]
+    """The lowest cursor of the gating readers; the head where there is none."""
+    lowest = w.head
+    for i in range(w.readers):
+        slot = w.slots + i * _SLOT_BYTES
+        word = load_acquire(slot)
+        if (word & 0xFF) == _ACTIVE and ((word >> _POLICY_SHIFT) & 0xFF) == _GATE:
+            lowest = min(lowest, load_acquire(slot + _CURSOR))
+    return lowest
+
+
+@jit
+def _look(w, floor):  # type: ignore[no-untyped-def]
+    """Look at all cursors anew: may the floor rise to `floor`? Keeps account of the time it may not."""
+    fence_seq_cst()  # our published before their words; pairs with the fence in reader.activate
+    w.gate = _lowest_cursor(w)
+    if w.gate < floor and _evict_dead(w, floor):
+        w.gate = _lowest_cursor(w)
+    if w.head - w.gate > load_relaxed(w.writer + _HIGH_WATER):
+        store_relaxed(w.writer + _HIGH_WATER, w.head - w.gate)
+    if w.gate < floor:
+        if w.full_since_ns == 0:
+            w.full_since_ns = monotonic_ns()
+            store_relaxed(w.writer + _FULL_EVENTS, load_relaxed(w.writer + _FULL_EVENTS) + 1)
+        return False
+    if w.full_since_ns != 0:
+        full_ns = monotonic_ns() - w.full_since_ns
+        store_relaxed(w.writer + _FULL_NS, load_relaxed(w.writer + _FULL_NS) + full_ns)
+        w.full_since_ns = 0
+    return True
+
+
+@jit
+def _evict_dead(w, floor):  # type: ignore[no-untyped-def]
+    """Free the slots of gating readers below `floor` that hold their lock no more; was there one?"""
+    evicted = False
+    for i in range(w.readers):
+        slot = w.slots + i * _SLOT_BYTES
+        word = load_acquire(slot)  # before the lock: a successor raises the generation, and our CAS fails
+        gating = (word & 0xFF) == _ACTIVE and ((word >> _POLICY_SHIFT) & 0xFF) == _GATE
+        if gating and load_acquire(slot + _CURSOR) < floor and not _is_locked(w.lock_fd, _LOCK_READER + i):
+            evicted |= compare_and_swap(slot, word, word - _ACTIVE + _FREE)
+    return evicted
+
+
+@jit
+def _is_locked(fd, byte):  # type: ignore[no-untyped-def]
+    """locks.held_by_other for compiled code."""
+    flock = scratch()  # struct flock: type and whence (two shorts), start, length, pid
+    store_relaxed(flock, 1)  # F_WRLCK, SEEK_SET
+    store_relaxed(flock + 8, byte)
+    store_relaxed(flock + 16, 1)
+    store_relaxed(flock + 24, 0)
+    if fcntl(fd, 36, flock) != 0:  # F_OFD_GETLK
+        return True  # can't tell: nobody is evicted on a guess
+    return (load_relaxed_u32(flock) & 0xFFFF) != 2  # F_UNLCK
+
+
+@jit
+def describe(w, index, time_ns, position, length, socket_ns, segment, flags):  # type: ignore[no-untyped-def]
+    """Write the descriptor of frame `head + index`; frames of a batch in order, before `publish`.
+
+    position: virtual, of its payload; a multiple of ALIGN. The other fields as in layout.DESCRIPTOR.
+    """
+    at = w.descriptors + ((w.head + index) & (w.frames - 1)) * _FRAME_BYTES
+    words = carray(pointer(at), 4, np.int64)
+    words[0] = w.number
+    words[1] = time_ns
+    words[2] = ((position & (w.arena_bytes - 1)) // _ALIGN) | (length << 32)
+    words[3] = socket_ns | (segment << 32) | (flags << 48)
+    w.number += 1 if segment == 0 else max((length + segment - 1) // segment, 1)
+    w.bytes += length
+    w.position = position + ((length + _ALIGN - 1) & -_ALIGN)
+
+
+@jit
+def publish(w, count):  # type: ignore[no-untyped-def]
+    """Make the `count` frames described since the last publish visible, and wake who sleeps."""
+    head = w.head + count
+    # Readers find the number of packets before `published` in the descriptor that comes next.
+    store_relaxed(w.descriptors + (head & (w.frames - 1)) * _FRAME_BYTES, w.number)
+    w.head = head
+    store_relaxed(w.writer + _PACKETS, w.number)
+    store_relaxed(w.writer + _BYTES, w.bytes)
+    store_release(w.writer + _PUBLISHED, head)  # pairs with the acquire in reader.poll
+    _wake(w)
+
+
+@jit
+def _wake(w):  # type: ignore[no-untyped-def]
+    """Wake the sleepers, if there may be one.
+
+    No wake is lost: the reader stores `waiting`, fences, looks at `published`; we store `published`,
+    fence, look at `waiting`. One of the two sees the other. `waiting` is cleared before `wake` is
+    raised: who sets it again after that has also seen the new `wake`, or will not sleep on the old.
+    """
+    fence_seq_cst()  # pairs with the fence in wait.sleep
+    if load_relaxed_u32(w.waiting) != 0:
+        store_relaxed_u32(w.waiting, 0)
+        fetch_add_u32(w.writer + _WAKE, 1)
+        futex_wake_all(w.writer + _WAKE)
+
+
+@jit
+def set_state(w, state):  # type: ignore[no-untyped-def]
+    """Say RUNNING or CLOSED (after the last publish), and wake everyone to see it."""
+    store_release(w.writer + _STATE, state)  # pairs with the acquire in reader.is_closed
+    _wake(w)
+
+
+@jit
+def resume(w):  # type: ignore[no-untyped-def]
+    """Take up where the last writer stopped: behind its last published frame, its floor kept.
+
+    What it had reserved and not published lies beyond `published` and is forgotten. The positions are
+    worked out from the descriptors, all of which are intact from `floor` to `published`.
+    """
+    w.head = load_acquire(w.writer + _PUBLISHED)
+    w.floor = load_acquire(w.writer + _FLOOR)
+    w.gate = w.floor
+    w.bytes = load_relaxed(w.writer + _BYTES)
+    w.number = load_relaxed(w.descriptors + (w.head & (w.frames - 1)) * _FRAME_BYTES)
+    w.floor_position = 0
+    w.position = 0
+    if w.head > w.floor:
+        first = w.descriptors + (w.floor & (w.frames - 1)) * _FRAME_BYTES
+        w.floor_position = load_relaxed_u32(first + _OFFSET) * _ALIGN
+        last = w.descriptors + ((w.head - 1) & (w.frames - 1)) * _FRAME_BYTES
+        length = load_relaxed_u32(last + _OFFSET + 4)
+        w.position = _position_of(w, w.head - 1, 0) + ((length + _ALIGN - 1) & -_ALIGN)
+    store_relaxed(w.writer + _PACKETS, w.number)
+
+
+@jit
+def append(w, address, length, time_ns):  # type: ignore[no-untyped-def]
+    """Copy one packet of `length` bytes from `address` into the ring and publish it; False when full."""
+    if not reserve(w, 1, length):
+        return False
+    memmove(w.arena + (w.position & (w.arena_bytes - 1)), address, length)
+    describe(w, 0, time_ns, w.position, length, 0, 0, 0)
+    publish(w, 1)
+    return True
+
+
+@jit
+def append_waiting(state, address, length, time_ns, deadline_ns):  # type: ignore[no-untyped-def]
+    """`append`, waiting for room until CLOCK_MONOTONIC `deadline_ns`. Times are the packet's, in ns."""
+    w = state[0]
+    while not append(w, address, length, time_ns if time_ns != 0 else realtime_ns()):
+        if monotonic_ns() >= deadline_ns:
+            return False
+        sleep_ns(50_000)
+    return True
+
+
+@jit
+def start_writing(state):  # type: ignore[no-untyped-def]
+    w = state[0]
+    resume(w)
+    set_state(w, _RUNNING)
+
+
+@jit
+def finish_writing(state):  # type: ignore[no-untyped-def]
+    set_state(state[0], _CLOSED)
+
+
+class Writer:
+    """The one writer of a ring. Also a context manager: leaving it closes the ring.
+
+    RingError where the ring has a living writer. `state` (WRITER_STATE, shape (1,)) is for compiled
+    code: pass it on and use the functions of this module with `state[0]`.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        if int(compiled_layout_hash()) != LAYOUT_HASH:
+            raise RingError("compiled code of another version: empty the compile cache")
+        self._ring = ring
+        self._segment = ring.segment.reopen()  # a lock of our own needs a description of our own
+        if not locks.acquire(self._segment.fd, LOCK_WRITER):
+            self._segment.forget()
+            raise RingError(f"ring {ring.name} has a writer: there can be only one")
+        self._memory = np.frombuffer(self._segment.map(writable=True), np.uint8)
+        base = self._memory.ctypes.data
+        geometry = ring.geometry
+        self.section: NDArray[Any] = self._memory[geometry.writer :][: WRITER.itemsize].view(WRITER)
+        self.section["epoch"] += 1
+        self.section["pid"] = os.getpid()
+        self.state = np.zeros(1, WRITER_STATE)
+        w = self.state[0]
+        w["writer"] = base + geometry.writer
+        w["waiting"] = base + geometry.waiting
+        w["slots"] = base + geometry.slots
+        w["descriptors"] = base + geometry.descriptors
+        w["arena"] = base + geometry.arena
+        w["frames"] = geometry.frames
+        w["arena_bytes"] = geometry.arena_bytes
+        w["readers"] = geometry.readers
+        w["lock_fd"] = self._segment.fd
+        start_writing(self.state)
+
+    def write(
+        self,
+        payload: bytes | bytearray | memoryview | NDArray[Any],
+        *,
+        time_ns: int = 0,
+        timeout_s: float = 0.0,
+    ) -> bool:
+        """Publish one packet; False if a gating reader left no room within `timeout_s`.
+
+        payload: any contiguous buffer of 0 … 65,536 bytes. time_ns: CLOCK_REALTIME, 0 for now.
+        """
+        empty = memoryview(payload).nbytes == 0
+        data = np.zeros(0, np.uint8) if empty else np.frombuffer(payload, np.uint8)
+        if data.size > self._ring.geometry.arena_bytes // 2:
+            raise RingError(f"{data.size} bytes do not fit half the arena: make the ring larger")
+        deadline_ns = _deadline(timeout_s)
+        return bool(append_waiting(self.state, data.ctypes.data, data.size, time_ns, deadline_ns))
+
+    def close(self) -> None:
+        """Say that nothing more comes: readers drain what is there, then end."""
+        if self._segment.fd >= 0:
+            finish_writing(self.state)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go without closing the ring, as if this process had died: another writer may go on."""
+        self.section = self.section[:0]
+        self._memory = self._memory[:0]
+        self._segment.forget()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _deadline(timeout_s: float) -> int:
+    return int(monotonic_ns()) + int(timeout_s * 1e9)
