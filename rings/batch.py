@@ -85,7 +85,7 @@ class Batch:
 
     @property
     def matrix(self) -> NDArray[np.uint8] | None:
-        """All packets as one array, shape (len(batch), length), if they are alike and evenly laid; else None."""
+        """All packets as one array, shape (len(batch), length); None if they are not alike and evenly laid."""
         packets = self.packets
         length = int(packets["length"][0])
         steps = np.diff(packets["offset"])

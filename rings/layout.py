@@ -167,6 +167,13 @@ DESCRIPTOR = np.dtype(
 
 SOURCE = np.dtype([("address", "V16"), ("port", "u2"), ("family", "u2"), ("interface", "u4"), ("flow", "u8")])
 
+
+def offsets(dtype: np.dtype[np.void], *names: str) -> tuple[int, ...]:
+    """Byte offsets of fields, for code that works on addresses."""
+    fields = dtype.fields or {}
+    return tuple(fields[name][1] for name in names)
+
+
 # Lock bytes in the object, taken with OFD locks. They guard nothing in those bytes.
 LOCK_OWNER = 0
 LOCK_WRITER = 1

@@ -58,6 +58,7 @@ from rings.layout import (
     Policy,
     SlotState,
     WriterState,
+    offsets,
     round_up,
     slot_word,
 )
@@ -71,12 +72,12 @@ if TYPE_CHECKING:
 
     from rings.ring import Ring
 
-_PUBLISHED, _FLOOR, _STATE = (WRITER.fields[name][1] for name in ("published", "floor", "state"))
-_CURSOR, _ACCOUNTS = READER.fields["cursor"][1], READER.fields["accounts"][1]
-_JOINED_PACKETS, _JOINED_FRAME = (READER.fields[name][1] for name in ("joined_packets", "joined_frame"))
+_PUBLISHED, _FLOOR, _STATE = offsets(WRITER, "published", "floor", "state")
+_CURSOR, _ACCOUNTS = offsets(READER, "cursor", "accounts")
+_JOINED_PACKETS, _JOINED_FRAME = offsets(READER, "joined_packets", "joined_frame")
+(_OFFSET,) = offsets(DESCRIPTOR, "offset")
 _ACCOUNT_BYTES = ACCOUNT.itemsize
 _FRAME_BYTES = DESCRIPTOR.itemsize
-_OFFSET = DESCRIPTOR.fields["offset"][1]
 _ALIGN_SHIFT = 4  # descriptors count offsets in 16 bytes
 _CLOSED = int(WriterState.CLOSED)
 NEVER = (1 << 62) - 1  # `protected` of a reader that always copies
@@ -188,7 +189,7 @@ def poll(r, most):  # type: ignore[no-untyped-def]
     if r.cursor < r.protected:
         return _poll_copy(r, most)
     count = load_acquire(r.writer + _PUBLISHED) - r.cursor  # pairs with the release in writer.publish
-    count = min(min(count, most), min(r.max_frames, r.frames - (r.cursor & (r.frames - 1))))
+    count = min(count, most, r.max_frames, r.frames - (r.cursor & (r.frames - 1)))
     if count > 0:
         first = _descriptor(r, r.cursor)
         count = _contiguous(r, first, count, r.max_bytes)
@@ -205,7 +206,7 @@ def _poll_copy(r, most):  # type: ignore[no-untyped-def]
     while True:
         _skip_to_floor(r)
         count = load_acquire(r.writer + _PUBLISHED) - r.cursor
-        count = min(min(count, most), min(r.max_frames, r.frames - (r.cursor & (r.frames - 1))))
+        count = min(count, most, r.max_frames, r.frames - (r.cursor & (r.frames - 1)))
         r.batch_frames = max(count, 0)
         if count <= 0:
             return 0

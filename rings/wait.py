@@ -19,13 +19,13 @@ from rings.atomics import (
     store_relaxed_u32,
 )
 from rings.jit import jit
-from rings.layout import WRITER, WriterState
+from rings.layout import WRITER, WriterState, offsets
 from rings.libc import futex_wait, monotonic_ns, sched_yield, sleep_ns
 
 BLOCK, YIELD, SPIN = 0, 1, 2
 STRATEGIES = {"block": BLOCK, "yield": YIELD, "spin": SPIN}
 
-_PUBLISHED, _WAKE, _STATE = (WRITER.fields[name][1] for name in ("published", "wake", "state"))
+_PUBLISHED, _WAKE, _STATE = offsets(WRITER, "published", "wake", "state")
 _CLOSED = int(WriterState.CLOSED)
 _LOOKS = 256  # between two looks at the clock
 _LONGEST_SLEEP_NS = 100_000_000  # then the caller looks at the stop word and whether the writer lives
@@ -78,9 +78,9 @@ def _block(r, deadline_ns):  # type: ignore[no-untyped-def]
     now_ns = monotonic_ns()
     frames, elapsed_ns = r.cursor - r.nap_cursor, now_ns - r.nap_since_ns
     r.nap_cursor, r.nap_since_ns = r.cursor, now_ns
-    if frames * _NAP_NS >= _WORTH_A_WAKE * elapsed_ns and now_ns + _NAP_NS < deadline_ns:
-        if sleep_ns(_NAP_NS) != 0 or _ready(r):
-            return _ready(r)
+    napping = frames * _NAP_NS >= _WORTH_A_WAKE * elapsed_ns and now_ns + _NAP_NS < deadline_ns
+    if napping and (sleep_ns(_NAP_NS) != 0 or _ready(r)):
+        return _ready(r)
     return _sleep(r, deadline_ns)
 
 

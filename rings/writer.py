@@ -54,6 +54,7 @@ from rings.layout import (
     Policy,
     SlotState,
     WriterState,
+    offsets,
 )
 from rings.libc import fcntl, futex_wake_all, memmove, monotonic_ns, realtime_ns, sleep_ns
 from rings.segment import RingError
@@ -63,15 +64,13 @@ if TYPE_CHECKING:
 
     from rings.ring import Ring
 
-_PUBLISHED, _FLOOR, _WAKE = (WRITER.fields[name][1] for name in ("published", "floor", "wake"))
-_STATE, _PACKETS, _BYTES, _FRAMES = (
-    WRITER.fields[name][1] for name in ("state", "packets", "bytes", "frames")
-)
-_FULL_EVENTS, _FULL_NS, _HIGH_WATER = (WRITER.fields[n][1] for n in ("full_events", "full_ns", "high_water"))
-_CURSOR = READER.fields["cursor"][1]
+_PUBLISHED, _FLOOR, _WAKE, _STATE = offsets(WRITER, "published", "floor", "wake", "state")
+_PACKETS, _BYTES = offsets(WRITER, "packets", "bytes")
+_FULL_EVENTS, _FULL_NS, _HIGH_WATER = offsets(WRITER, "full_events", "full_ns", "high_water")
+(_CURSOR,) = offsets(READER, "cursor")
+(_OFFSET,) = offsets(DESCRIPTOR, "offset")
 _SLOT_BYTES = READER.itemsize
 _FRAME_BYTES = DESCRIPTOR.itemsize
-_OFFSET = DESCRIPTOR.fields["offset"][1]
 _FREE, _ACTIVE, _GATE = int(SlotState.FREE), int(SlotState.ACTIVE), int(Policy.GATE)
 _RUNNING, _CLOSED = int(WriterState.RUNNING), int(WriterState.CLOSED)
 _POLICY_SHIFT, _LINE, _ALIGN, _LOCK_READER = POLICY_SHIFT, LINE, ALIGN, LOCK_READER
@@ -355,7 +354,7 @@ class Writer:
 
     def write(
         self,
-        payload: bytes | bytearray | memoryview | NDArray[Any],
+        payload: bytes | bytearray | memoryview[Any] | NDArray[Any],
         *,
         time_ns: int = 0,
         timeout_s: float = 0.0,
