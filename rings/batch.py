@@ -85,7 +85,7 @@ class Batch:
 
     @property
     def matrix(self) -> NDArray[np.uint8] | None:
-        """All packets as one array, shape (len(batch), length); None if they are not alike and evenly laid."""
+        """All packets as one array, shape (len(batch), length); None if they are not alike, evenly laid."""
         packets = self.packets
         length = int(packets["length"][0])
         steps = np.diff(packets["offset"])

@@ -170,8 +170,8 @@ SOURCE = np.dtype([("address", "V16"), ("port", "u2"), ("family", "u2"), ("inter
 
 def offsets(dtype: np.dtype[np.void], *names: str) -> tuple[int, ...]:
     """Byte offsets of fields, for code that works on addresses."""
-    fields = dtype.fields or {}
-    return tuple(fields[name][1] for name in names)
+    assert dtype.fields is not None
+    return tuple(dtype.fields[name][1] for name in names)
 
 
 # Lock bytes in the object, taken with OFD locks. They guard nothing in those bytes.
@@ -271,7 +271,7 @@ def _layout_hash() -> int:
         PAGE,
         LINE,
         ALIGN,
-        *(str(d.descr if d.names is None else sorted(d.fields.items())) for d in _SHARED),
+        *(str(sorted(dict(d.fields or {}).items())) for d in _SHARED),
     ]
     parts += [LOCK_OWNER, LOCK_WRITER, LOCK_JOIN, LOCK_READER, POLICY_SHIFT, GENERATION_SHIFT]
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little")

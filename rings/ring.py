@@ -102,12 +102,7 @@ class Ring:
         self._owner = owner
         self._memory: NDArray[Any] = np.frombuffer(segment.map(writable=False), np.uint8)
         header = self._memory[: HEADER.itemsize].view(HEADER)[0]
-        self.geometry = Geometry(
-            int(header["frames"]),
-            int(header["arena_bytes"]),
-            int(header["readers"]),
-            bool(header["sources"]),
-        )
+        self.geometry = _geometry(header)
         self.header = header
 
     @property
@@ -267,6 +262,11 @@ def attach(name: str, number: int = 0, *, timeout_s: float = ATTACH_S) -> Ring:
         raise
 
 
+def _geometry(header: Any) -> Geometry:
+    frames, arena_bytes, readers = (int(header[name]) for name in ("frames", "arena_bytes", "readers"))
+    return Geometry(frames, arena_bytes, readers, bool(header["sources"]))
+
+
 def _check(segment: Segment, name: str, magic: bytes) -> None:
     header = np.frombuffer(os.pread(segment.fd, HEADER.itemsize, 0), HEADER)[0]
     if int.from_bytes(magic, "little") != MAGIC:
@@ -276,9 +276,7 @@ def _check(segment: Segment, name: str, magic: bytes) -> None:
     if bytes(header["boot_id"]) != boot_id():
         raise RingError(f"ring {name!r} is of another boot: `rxring rings gc` removes it")
     try:
-        geometry = Geometry(
-            *(int(header[n]) for n in ("frames", "arena_bytes", "readers")), bool(header["sources"])
-        )
+        geometry = _geometry(header)
     except ValueError as error:
         raise RingError(f"ring {name!r} has an impossible geometry ({error}): remove it") from None
     if segment.size != geometry.total_bytes:

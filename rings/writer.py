@@ -354,7 +354,7 @@ class Writer:
 
     def write(
         self,
-        payload: bytes | bytearray | memoryview[Any] | NDArray[Any],
+        payload: bytes | bytearray | memoryview | NDArray[np.uint8],
         *,
         time_ns: int = 0,
         timeout_s: float = 0.0,
@@ -363,7 +363,7 @@ class Writer:
 
         payload: any contiguous buffer of 0 … 65,536 bytes. time_ns: CLOCK_REALTIME, 0 for now.
         """
-        empty = memoryview(payload).nbytes == 0
+        empty = memoryview(payload).nbytes == 0  # type: ignore[arg-type]
         data = np.zeros(0, np.uint8) if empty else np.frombuffer(payload, np.uint8)
         if data.size > self._ring.geometry.arena_bytes // 2:
             raise RingError(f"{data.size} bytes do not fit half the arena: make the ring larger")
