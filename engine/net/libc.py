@@ -7,6 +7,7 @@ the sign bit, and numba would turn a mix of signed and unsigned into floating po
 from __future__ import annotations
 
 import errno as errors
+import mmap
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,12 @@ POLLIN = 1
 POLLOUT = 4
 
 
+def shared_zeros(shape: int | tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """`numpy.zeros` in an anonymous mapping that forked children share."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)[:size].view(dtype).reshape(shape)
+
+
 @dataclass(frozen=True, slots=True)
 class Messages:
     """`count` message headers for recvmmsg and sendmmsg, pointing into memory of their own.
@@ -90,15 +97,21 @@ class Messages:
     control: NDArray[np.uint8]
 
     @staticmethod
-    def prepare(count: int, *, iovecs: int = 1, names: bool = False, control_bytes: int = 0) -> Messages:
-        """Headers with `iovecs` buffers each, room for the peer's address, room for ancillary data."""
+    def prepare(
+        count: int, *, iovecs: int = 1, names: bool = False, control_bytes: int = 0, shared: bool = False
+    ) -> Messages:
+        """Headers with `iovecs` buffers each, room for the peer's address, room for ancillary data.
+
+        shared: in memory that forked children share, so that one may see what another's call had taken.
+        """
+        zeros = shared_zeros if shared else np.zeros
         if control_bytes % 8:
             raise ValueError("control_bytes must be a multiple of 8: cmsghdr is aligned to it")
         messages = Messages(
-            np.zeros(count, MMSGHDR),
-            np.zeros((count, iovecs), IOVEC),
-            np.zeros((count, NAME_BYTES if names else 0), np.uint8),
-            np.zeros((count, control_bytes), np.uint8),
+            zeros(count, MMSGHDR),
+            zeros((count, iovecs), IOVEC),
+            zeros((count, NAME_BYTES if names else 0), np.uint8),
+            zeros((count, control_bytes), np.uint8),
         )
         headers, index = messages.headers, np.arange(count)
         headers["iovecs"] = messages.iovecs.ctypes.data + index * iovecs * IOVEC.itemsize

@@ -1,0 +1,114 @@
+"""The receiving socket: opened, set up, read back, and cut off cleanly at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import Refused
+
+SO_TIMESTAMPNS = 35
+SO_RCVBUFFORCE = 33
+SO_ATTACH_FILTER = 26
+SO_MEMINFO = 55
+_MEMINFO_DROPS = 8  # index of the drop count among SO_MEMINFO's nine u32
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveBuffer:
+    """Bytes of SO_RCVBUF: what was asked for (None: the default), what the kernel granted.
+
+    As the kernel counts them, bookkeeping included; it doubles what a caller asks for, and so do we
+    when we compare.
+    """
+
+    asked: int | None
+    granted: int
+
+    @property
+    def short(self) -> bool:
+        return self.asked is not None and self.granted < self.asked
+
+    @property
+    def advice(self) -> str:
+        """What to do when it is short."""
+        return (
+            f"the receive buffer is {self.granted} bytes, not {self.asked}: "
+            f"sysctl -w net.core.rmem_max={self.asked} (or CAP_NET_ADMIN) grants it"
+        )
+
+
+def open_udp(*, timestamps: bool, rcvbuf: int | None) -> tuple[socket.socket, ReceiveBuffer]:
+    """An unbound IPv4 UDP socket, set up: nothing can arrive before `bind_udp`."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setblocking(False)
+    if timestamps:
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    if rcvbuf is not None:
+        _ask_for_buffer(sock, rcvbuf)
+    return sock, ReceiveBuffer(rcvbuf, sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+
+
+def _ask_for_buffer(sock: socket.socket, size: int) -> None:
+    """SO_RCVBUF, by force where we may. The kernel doubles the value for its bookkeeping: we halve it."""
+    with contextlib.suppress(PermissionError):  # no CAP_NET_ADMIN: the capped one below, and said so
+        sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, size // 2)
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size // 2)
+
+
+def bind_udp(sock: socket.socket, host: str, port: int) -> tuple[str, int]:
+    """Bind; (address, port) as bound. Refused with the reason, and the holder's pid where it can be seen."""
+    try:
+        address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+    except (socket.gaierror, UnicodeError) as error:
+        raise Refused(f"cannot listen on {host}: {error}: give an IPv4 address of this machine") from None
+    try:
+        sock.bind(address)
+    except OSError as error:
+        what = f"cannot listen on {host}:{port}"
+        if error.errno == errno.EADDRINUSE:
+            raise Refused(f"{what}: {_port_holder(port)} has the port: end it, or take another") from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise Refused(f"{what}: no interface has this address: `ip addr` lists them") from None
+        if error.errno == errno.EACCES:
+            raise Refused(f"{what}: ports below 1024 need CAP_NET_BIND_SERVICE: take a higher one") from None
+        raise Refused(f"{what}: {error.strerror}: choose another address") from None
+    bound = sock.getsockname()
+    return str(bound[0]), int(bound[1])
+
+
+def _port_holder(port: int) -> str:
+    """Who holds a UDP port, from /proc: the socket's inode, then whose descriptor that is."""
+    inodes = set()
+    for line in Path("/proc/net/udp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[1].rsplit(":", 1)[1], 16) == port:
+            inodes.add(f"socket:[{fields[9]}]")
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                if str(descriptor.readlink()) in inodes:
+                    name = (process / "comm").read_text().strip()
+                    return f"process {process.name} ({name})"
+    return "another process"
+
+
+def drops(sock: socket.socket) -> int:
+    """Packets (with GRO: frames) that this socket has dropped since it was opened: SO_MEMINFO, u32."""
+    info = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
+    return int(struct.unpack("9I", info)[_MEMINFO_DROPS])
+
+
+def cut_off(sock: socket.socket) -> None:
+    """From now on nothing more is queued: a filter drops it, and the socket counts it as dropped."""
+    drop_all = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K, 0 bytes
+    program = ctypes.create_string_buffer(drop_all)
+    sock.setsockopt(
+        socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(program))
+    )
