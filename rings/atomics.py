@@ -13,7 +13,7 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -22,6 +22,8 @@ _I64 = ir.IntType(64)
 _I32 = ir.IntType(32)
 _SPIN_HINT = {"x86_64": "pause", "aarch64": "isb"}.get(platform.machine(), "")
 SCRATCH_BYTES = 64
+
+binding.initialize_native_asmparser()  # numba does not, and without it LLVM aborts at the asm of `pause`
 
 
 def _at(builder: Any, address: Any, word: Any) -> Any:
