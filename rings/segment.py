@@ -78,7 +78,11 @@ class Segment:
     def map(self, *, writable: bool, offset: int = 0, length: int = 0) -> memoryview:
         """Map `length` bytes from `offset` (a page boundary); by default all of it."""
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        mapped = mmap.mmap(self.fd, length or self.size - offset, mmap.MAP_SHARED, access, offset=offset)
+        # mmap keeps a duplicate of the descriptor until the last array on the mapping is gone. It must
+        # not be of the description that holds our locks: they would outlive `forget`.
+        other = self.reopen()
+        mapped = mmap.mmap(other.fd, length or self.size - offset, mmap.MAP_SHARED, access, offset=offset)
+        other.forget()
         self.maps.append(mapped)
         return memoryview(mapped)
 
