@@ -127,6 +127,12 @@ class Status:
         """Where the stop word stands in `memory`, for compiled loops that watch it."""
         return _STOP_AT
 
+    def disown(self) -> None:
+        """A forked worker's copy: it keeps the memory, not the supervisor's lock."""
+        os.close(self.segment.fd)
+        self.segment.fd = -1
+        self.pid = -1
+
     def close(self) -> None:
         """Remove it, if we created it, and let go of it."""
         if self.pid == os.getpid():

@@ -80,3 +80,14 @@ def callback(signature: Any, *, cache: bool = True) -> Callable[[Callable[..., A
             return numba.cfunc(signature, cache=cache and folder, **_FLAGS)(function)
 
     return decorate
+
+
+def compile_for(function: Any, *arguments: Any) -> None:
+    """Compile a `jit` function, and all it calls, for arguments like these, without running it."""
+    function.compile(tuple(numba.typeof(argument) for argument in arguments))
+
+
+def compiled_before() -> bool:
+    """Is there compiled code of this version on disk? Otherwise the first start takes a while."""
+    folder = cache_folder()
+    return folder is not None and next(folder.rglob("*.nbc"), None) is not None

@@ -43,7 +43,7 @@ from rings.atomics import (
     store_release,
 )
 from rings.batch import Batch
-from rings.jit import jit
+from rings.jit import compile_for, jit
 from rings.layout import (
     ACCOUNT,
     DESCRIPTOR,
@@ -387,6 +387,17 @@ class Reader:
             self._open = False
             self._let_go()
             raise
+
+    @staticmethod
+    def compile() -> None:
+        """Compile what a reader runs, without running it."""
+        state = np.zeros(1, READER_STATE)
+        compile_for(claim, np.int64(0), 0, 0)
+        compile_for(_start_account, state)
+        compile_for(activate, state, 0, True)
+        compile_for(_poll_entry, state, 0)
+        compile_for(_release_entry, state, 0)
+        compile_for(_wait_entry, state, 0, 0)
 
     # Joining, leaving -------------------------------------------------------------------------------
 

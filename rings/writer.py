@@ -40,7 +40,7 @@ from rings.atomics import (
     store_relaxed_u32,
     store_release,
 )
-from rings.jit import jit
+from rings.jit import compile_for, jit
 from rings.layout import (
     ALIGN,
     DESCRIPTOR,
@@ -351,6 +351,14 @@ class Writer:
         w["readers"] = geometry.readers
         w["lock_fd"] = self._segment.fd
         start_writing(self.state)
+
+    @staticmethod
+    def compile() -> None:
+        """Compile what a writer runs, without running it."""
+        state = np.zeros(1, WRITER_STATE)
+        compile_for(compiled_layout_hash)
+        compile_for(start_writing, state)
+        compile_for(finish_writing, state)
 
     def write(
         self,

@@ -52,7 +52,7 @@ _FATAL_CODES = np.array([9, 14, 22, 38, 88], np.int64)  # EBADF EFAULT EINVAL EN
 
 SLICE, STOPPED, FINISHED, FAILED = 0, 1, 2, 3  # why `receive` came back
 
-_CALLS, _REFUSED, _ERRORS = offsets(WRITER, "calls", "refused", "errors")
+_CALLS, _FRAMES, _REFUSED, _ERRORS = offsets(WRITER, "calls", "frames", "refused", "errors")
 _OVERFLOWED, _MOVED, _STRIDE, _CPU_NS = offsets(WRITER, "overflowed", "moved", "stride", "cpu_ns")
 _LOST_IN_FLIGHT, _PUBLISHED = offsets(WRITER, "lost_in_flight", "published")
 _ALIGN, _OVERFLOW_BYTES, _REFUSALS = ALIGN, MAX_FRAME_BYTES, REFUSALS
@@ -92,6 +92,7 @@ RECEIVER_STATE = np.dtype(
             "start",  # virtual arena position of the call's first buffer
             "armed",  # how many buffers the call had
             "call_head",  # `published` when it was made
+            "call_frames",  # all that calls had taken before it
             "call_refused",  # sum of all refused then
             "failure",  # errno that ended the loop
             "cpu_before_ns",  # CPU time of its predecessors
@@ -169,6 +170,7 @@ def _arm(rx, w, count):  # type: ignore[no-untyped-def]
     rx.start = w.position
     rx.armed = count
     rx.call_head = w.head
+    rx.call_frames = load_relaxed(w.writer + _FRAMES)
     rx.call_refused = _sum_refused(w)
     rx.phase = _CALLING
 
@@ -211,6 +213,7 @@ def _finish(rx, w, count, received_ns, stop):  # type: ignore[no-untyped-def]
     for i in range(count):
         rx.largest = max(rx.largest, headers[i].length)
     rx.phase = _FINISHING
+    store_relaxed(w.writer + _FRAMES, rx.call_frames + count)
     if rx.packets_left > 0:
         rx.packets_left -= count
     if rx.largest > rx.stride:
@@ -322,7 +325,7 @@ def _receive_batch(rx, w, stop):  # type: ignore[no-untyped-def]
     rx.phase = _IDLE
     if code in (EAGAIN, EINTR):
         return True
-    if (_FATAL_CODES == code).any():
+    if (code == _FATAL_CODES).any():
         rx.failure = code
         return False
     kind = 0
@@ -383,6 +386,7 @@ def take_up(rx_state, w_state, stop):  # type: ignore[no-untyped-def]
         w.position = rx.start
         _finish(rx, w, taken, realtime_ns(), stop)
         return
+    store_relaxed(w.writer + _FRAMES, rx.call_frames + taken)
     settled = load_relaxed(w.writer + _PUBLISHED) - rx.call_head + _sum_refused(w) - rx.call_refused
     _add(w, _LOST_IN_FLIGHT, taken - settled)
     rx.phase = _IDLE

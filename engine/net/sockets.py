@@ -83,6 +83,12 @@ def bind_udp(sock: socket.socket, host: str, port: int) -> tuple[str, int]:
     return str(bound[0]), int(bound[1])
 
 
+def probe_udp(host: str, port: int) -> None:
+    """Refused if `bind_udp` would be, before anything else is done. Nothing is left bound."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        bind_udp(sock, host, port)
+
+
 def _port_holder(port: int) -> str:
     """Who holds a UDP port, from /proc: the socket's inode, then whose descriptor that is."""
     inodes = set()
@@ -99,10 +105,31 @@ def _port_holder(port: int) -> str:
     return "another process"
 
 
-def drops(sock: socket.socket) -> int:
-    """Packets (with GRO: frames) that this socket has dropped since it was opened: SO_MEMINFO, u32."""
-    info = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
-    return int(struct.unpack("9I", info)[_MEMINFO_DROPS])
+class DropCount:
+    """Packets (with GRO: frames) that a socket has dropped since it was opened: SO_MEMINFO, exact.
+
+    The kernel's count is 32 bits wide and wraps: read it at least once in 2³² drops.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._total = 0
+
+    def read(self) -> int:
+        info = self._sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
+        now = int(struct.unpack("9I", info)[_MEMINFO_DROPS])
+        self._total += (now - self._total) & 0xFFFFFFFF
+        return self._total
+
+
+def discard(sock: socket.socket) -> int:
+    """Empty the queue; how many packets there were. For what there is no room for at the end."""
+    count = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.recv_into(bytearray(1), 1)
+            count += 1
+    return count
 
 
 def cut_off(sock: socket.socket) -> None:

@@ -1,0 +1,126 @@
+"""The process around a handler: poll → handler → release, until the ring is closed and drained.
+
+The loop is compiled once, for all handlers: it calls the handler's `on_batch` through a pointer.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import Failed
+from engine.handlers.api import Handler, Options, compiled
+from engine.spec import ConsumerSpec
+from engine.worker import Worker
+from rings.jit import compile_for, jit
+from rings.libc import monotonic_ns
+from rings.reader import READER_STATE, Reader, is_closed, poll, release
+from rings.ring import Ring, attach
+from rings.wait import wait
+
+SLICE, DRAINED = 0, 1  # why `consume` came back; anything else: the handler's code
+_SLICE_NS = 50_000_000
+_PUBLISH_NS = 200_000_000  # how often the handler's state goes to the status segment
+
+
+@jit
+def consume(reader_state, on_batch, handler_state, strategy, deadline_ns):  # type: ignore[no-untyped-def]
+    """Hand batches to `on_batch` until CLOCK_MONOTONIC `deadline_ns` (SLICE) or the end (DRAINED).
+
+    A batch is released after it was handled; a handler that answers another code than 0 ends the loop
+    with it, its batch not released.
+    """
+    r = reader_state[0]
+    while True:
+        closed = is_closed(r)
+        count = poll(r, r.max_frames)
+        if count > 0:
+            code = on_batch(handler_state, r.batch_descriptors, count, r.batch_arena)
+            if code != 0:
+                return code
+            release(r, count)
+        elif closed:
+            return DRAINED
+        else:
+            wait(r, strategy, deadline_ns)
+        if monotonic_ns() >= deadline_ns:
+            return SLICE
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A consumer before it runs: compiled in the supervisor, run in a process forked from it."""
+
+    spec: ConsumerSpec
+    handler: Handler
+    on_batch: Any
+    stamp: str
+
+    @classmethod
+    def compile(cls, spec: ConsumerSpec, handler: Handler, stamp: str) -> Consumer:
+        on_batch = compiled(handler)
+        compile_for(consume, np.zeros(1, READER_STATE), on_batch, 0, 0, 0)
+        return cls(spec, handler, on_batch, stamp)
+
+    @property
+    def state_bytes(self) -> int:
+        return int(np.dtype(self.handler.dtype).itemsize)
+
+    def run(self, worker: Worker, ring_name: str, *, restarts: int) -> None:
+        """The life of one consumer process. Failed where the handler gives up."""
+        ring = attach(ring_name)
+        reader = self._attach(ring)
+        state = np.zeros(1, self.handler.dtype)
+        options = Options(
+            stamp=self.stamp, argument=self.spec.argument, name=self.spec.name, restarts=restarts
+        )
+        if self.handler.start is not None:
+            self.handler.start(state[0], options)
+        facts = {"since_packet": int(reader.state[0]["packets"])}
+        worker.ready(facts, _bytes(state))
+        published_ns = 0
+        while True:
+            deadline_ns = int(monotonic_ns()) + _SLICE_NS
+            why = consume(reader.state, self.on_batch, state.ctypes.data, reader.strategy, deadline_ns)
+            if why == DRAINED or (why == SLICE and _is_deserted(worker, ring, reader)):
+                break
+            if why != SLICE:
+                worker.publish(facts, _bytes(state))
+                raise Failed(f"consumer {self.spec.name}: {self._failure(state, int(why))}")
+            if deadline_ns - published_ns > _PUBLISH_NS:
+                worker.publish(facts, _bytes(state))
+                published_ns = deadline_ns
+        if self.handler.finish is not None:
+            self.handler.finish(state[0])
+        worker.publish(facts, _bytes(state))
+        reader.close()
+        ring.forget()
+
+    def _attach(self, ring: Ring) -> Reader:
+        """Small steps: what is handled is released soon, and the writer never stands still."""
+        return ring.reader(
+            self.spec.name,
+            policy=self.spec.policy,
+            wait=self.spec.wait,
+            max_frames=max(ring.geometry.frames // 16, 1),
+            max_bytes=ring.geometry.arena_bytes // 16,
+        )
+
+    def _failure(self, state: NDArray[Any], code: int) -> str:
+        error = self.handler.report(state[0]).get("error")
+        return f"{error}" if error else f"the handler stopped with code {code} ({os.strerror(abs(code))})"
+
+
+def _bytes(state: NDArray[Any]) -> memoryview:
+    return memoryview(state.view(np.uint8)).cast("B")
+
+
+def _is_deserted(worker: Worker, ring: Ring, reader: Reader) -> bool:
+    """The supervisor is gone, so is the receiver, and nothing is left to read."""
+    if worker.supervisor_lives() or ring.state != "orphaned":
+        return False
+    return int(ring.counters["published"]) <= int(reader.state[0]["cursor"])

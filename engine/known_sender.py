@@ -1,0 +1,43 @@
+"""A local sender whose own count of what it sent is known: `rxring run --sender NAME`."""
+
+from __future__ import annotations
+
+from engine.status import Status
+from rings import locks
+from rings.layout import LOCK_OWNER
+
+
+class KnownSender:
+    """Looks for the sender's status segment until it is there, and keeps it: it outlives its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._status: Status | None = None
+
+    def look(self) -> None:
+        """Find the sender, if it has come. To be called often: a sender may be short-lived."""
+        if self._status is None:
+            try:
+                status = Status.open(self.name)
+            except FileNotFoundError:
+                return
+            if status.kind == "sender" and locks.held_by_other(status.segment.fd, LOCK_OWNER):
+                self._status = status
+            else:
+                status.close()
+
+    @property
+    def came(self) -> bool:
+        return self._status is not None
+
+    @property
+    def sent(self) -> int | None:
+        """Packets sent, once the sender is done: before, some are on their way and none can say how many."""
+        if self._status is None:
+            return None
+        facts, _ = self._status.read(0)
+        return int(facts["sent"]) if facts.get("state") == "done" else None
+
+    def close(self) -> None:
+        if self._status is not None:
+            self._status.close()

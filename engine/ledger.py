@@ -1,0 +1,139 @@
+"""Every packet accounted for: the counters of every layer, and whether they balance.
+
+    sent     = nic_dropped + softnet_dropped + socket_dropped + other_errors
+               + lost_in_flight + after_stop + received + residual
+    received = refused + published
+    published − joined = delivered + skipped + passed + unread, for each consumer
+
+`received` is counted where the calls return, `published` where readers see it, `delivered` by each
+reader: none is worked out from another. Softnet and UDP counters belong to the whole network namespace:
+they are the change over the run, and other traffic of the machine is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """One line of the ledger. ours: counted for our socket alone; else for the network namespace."""
+
+    id: str
+    label: str
+    unit: str
+    sentence: str
+    ours: bool = True
+
+
+COUNTERS = (
+    Counter("sent", "sent", "packets", "What the sender put on the wire, by its own count."),
+    Counter("nic_dropped", "NIC dropped", "packets", "Dropped by the network device.", ours=False),
+    Counter(
+        "softnet_dropped",
+        "softnet dropped",
+        "packets",
+        "Dropped from a CPU's full backlog queue.",
+        ours=False,
+    ),
+    Counter("socket_dropped", "socket dropped", "packets", "Dropped because the socket's buffer was full."),
+    Counter(
+        "other_errors",
+        "other UDP errors",
+        "packets",
+        "Dropped by UDP for another reason (checksum …).",
+        ours=False,
+    ),
+    Counter("lost_in_flight", "lost in flight", "packets", "Taken by a call whose receiver was killed."),
+    Counter("after_stop", "after the stop", "packets", "Arrived after the end of the run."),
+    Counter("received", "received", "packets", "Taken from the socket."),
+    Counter("refused", "refused", "packets", "Received and, for a reason that is named, not published."),
+    Counter("published", "published", "packets", "Made visible in the ring."),
+    Counter("residual", "residual", "packets", "Sent, and nowhere else in this list."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceCounters:
+    """Counters of the network namespace at one moment, packets."""
+
+    softnet_dropped: int
+    other_errors: int
+
+    @classmethod
+    def read(cls) -> NamespaceCounters:
+        softnet = Path("/proc/net/softnet_stat").read_text()
+        return cls(
+            sum(parse_softnet_dropped(softnet)), parse_other_udp_errors(Path("/proc/net/snmp").read_text())
+        )
+
+    def since(self, before: NamespaceCounters) -> NamespaceCounters:
+        return NamespaceCounters(
+            self.softnet_dropped - before.softnet_dropped, self.other_errors - before.other_errors
+        )
+
+
+def parse_softnet_dropped(text: str) -> list[int]:
+    """Column 2 of /proc/net/softnet_stat, one value for each online CPU; hexadecimal."""
+    return [int(line.split()[1], 16) for line in text.splitlines() if line.strip()]
+
+
+def parse_other_udp_errors(text: str) -> int:
+    """UDP errors of /proc/net/snmp that are not full buffers.
+
+    InErrors includes RcvbufErrors and MemErrors, which the socket's own count of drops covers.
+    """
+    names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Udp:"))
+    udp = dict(zip(names, map(int, values), strict=True))
+    return udp["InErrors"] - udp.get("RcvbufErrors", 0) - udp.get("MemErrors", 0)
+
+
+def balance(
+    *,
+    sent: int | None,
+    nic_dropped: int | None,
+    namespace: NamespaceCounters,
+    socket_dropped: int,
+    after_stop: int,
+    lost_in_flight: int,
+    received: int,
+    refused: int,
+    published: int,
+    consumers: Mapping[str, Mapping[str, int]],
+) -> dict[str, Any]:
+    """The ledger as the contract has it. consumers: delivered, skipped, passed, unread, joined of each.
+
+    Without a known `sent`, `residual` and `balanced` are None: the ledger begins at the first layer
+    that counts.
+    """
+    residual = None
+    if sent is not None:
+        below = (nic_dropped or 0) + namespace.softnet_dropped + socket_dropped + namespace.other_errors
+        residual = sent - (below + lost_in_flight + after_stop + received)
+    rings_balance = received == refused + published and all(
+        published - c["joined"] == c["delivered"] + c["skipped"] + c["passed"] + c["unread"]
+        for c in consumers.values()
+    )
+    return {
+        "sent": sent,
+        "nic_dropped": nic_dropped,
+        "softnet_dropped": namespace.softnet_dropped,
+        "socket_dropped": socket_dropped,
+        "socket_dropped_frames": socket_dropped,
+        "other_errors": namespace.other_errors,
+        "lost_in_flight": lost_in_flight,
+        "after_stop": after_stop,
+        "received": received,
+        "refused": refused,
+        "published": published,
+        "consumers": {
+            name: {key: c[key] for key in ("delivered", "skipped", "passed", "unread")}
+            for name, c in consumers.items()
+        },
+        "residual": residual,
+        "balanced": None if residual is None else residual == 0 and rings_balance,
+        "exact": True,
+    }

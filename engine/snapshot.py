@@ -1,0 +1,164 @@
+"""What a run looks like at one moment: the objects of `run --json`, the same for every form of report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from engine.consumer import Consumer
+from engine.ledger import NamespaceCounters, balance
+from engine.net.receiver import ERROR_NAMES, REFUSED
+from engine.net.sockets import DropCount, ReceiveBuffer
+from engine.receiving import Receiving
+from engine.status import Status
+from rings.ring import ReaderInfo, Ring
+
+
+@dataclass(slots=True)
+class ReceiverPart:
+    """One receiver and its ring, as the supervisor keeps them."""
+
+    name: str
+    receiving: Receiving
+    ring: Ring
+    buffer: ReceiveBuffer
+    dropped: DropCount
+    listen: str = ""
+    dropped_at_cut: int | None = None
+    discarded_after_stop: int = 0
+    discarded_ring_full: int = 0
+    restarts: int = 0
+
+    def counts(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Its object in the report, but for the rates."""
+        c = self.ring.counters
+        _, published = self.ring.published()
+        refused = dict(zip(REFUSED, map(int, c["refused"]), strict=False))
+        refused["ring_full"] += self.discarded_ring_full
+        dropped = self.dropped.read()
+        before_cut = dropped if self.dropped_at_cut is None else self.dropped_at_cut
+        return {
+            "name": self.name,
+            "listen": self.listen,
+            "cpus": facts.get("cpus"),
+            "packets": int(c["frames"]) - int(c["lost_in_flight"]) + self.discarded_ring_full,
+            "bytes": int(c["bytes"]),
+            "frames": int(c["frames"]) - int(c["lost_in_flight"]) + self.discarded_ring_full,
+            "calls": int(c["calls"]),
+            "refused": {reason: n for reason, n in refused.items() if n},
+            "errors": {name: n for name, n in zip(ERROR_NAMES, map(int, c["errors"]), strict=False) if n},
+            "socket_dropped": before_cut,
+            "socket_dropped_frames": before_cut,
+            "rcvbuf": {"asked": self.buffer.asked, "granted": self.buffer.granted},
+            "cpu_ns": int(c["cpu_ns"]),
+            "restarts": self.restarts,
+            "lost_in_flight": int(c["lost_in_flight"]),
+            "after_stop": dropped - before_cut + self.discarded_after_stop,
+            "published": published,
+        }
+
+    def ring_object(self) -> dict[str, Any]:
+        c = self.ring.counters
+        used = max((reader.lag for reader in self.ring.readers() if reader.state != "left"), default=0)
+        return {
+            "name": f"{self.ring.name}-{self.ring.number}",
+            "published": self.ring.published()[1],
+            "full_events": int(c["full_events"]),
+            "full_ns": int(c["full_ns"]),
+            "bytes": int(c["bytes"]),
+            "frames": int(c["published"]),
+            "high_water": max(int(c["high_water"]), used),
+            "lag_frames": used,
+            "capacity_frames": self.ring.geometry.frames - 1,
+            "arena_bytes": self.ring.geometry.arena_bytes,
+            "stride": int(c["stride"]),
+        }
+
+
+@dataclass(slots=True)
+class ConsumerPart:
+    """One consumer, as the supervisor keeps it."""
+
+    name: str
+    consumer: Consumer
+    record: int  # its record in the status segment
+    alive: bool = True
+    restarts: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+
+    def counts(self, reader: ReaderInfo | None, facts: dict[str, Any], state: bytes) -> dict[str, Any]:
+        spec, handler = self.consumer.spec, self.consumer.handler
+        result: Any = None
+        if len(state) == self.consumer.state_bytes:
+            result = handler.report(np.frombuffer(bytearray(state), handler.dtype)[0])
+        return {
+            "name": self.name,
+            "handler": spec.handler if spec.argument is None else f"{spec.handler}={spec.argument}",
+            "cpus": facts.get("cpus"),
+            "policy": spec.policy,
+            "wait": spec.wait,
+            "delivered": reader.delivered if reader else 0,
+            "skipped": reader.skipped if reader else 0,
+            "passed": reader.passed if reader else 0,
+            "unread": reader.unread if reader else 0,
+            "joined": reader.joined_packets if reader else 0,
+            "alive": self.alive,
+            "restarts": self.restarts,
+            "since_packet": facts.get("since_packet", 0),
+            "result": result,
+        }
+
+
+def snapshot(
+    kind: str,
+    seconds: float,
+    receivers: list[ReceiverPart],
+    consumers: list[ConsumerPart],
+    status: Status,
+    *,
+    sent: int | None,
+    namespace: NamespaceCounters,
+    previous: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """An `interval` or `summary`. Counts are since the start; rates since `previous`, if given."""
+    elapsed = seconds - (previous["seconds"] if previous else 0.0)
+    views = []
+    for i, part in enumerate(receivers):
+        view = part.counts(status.read(i)[0])
+        before = previous["receivers"][i] if previous else {}
+        packets, calls, cpu_ns, size = (
+            view[key] - before.get(key, 0) for key in ("packets", "calls", "cpu_ns", "bytes")
+        )
+        view["packets_per_call"] = packets / calls if calls else None
+        view["packets_per_second"] = packets / elapsed if elapsed > 0 else 0.0
+        view["bytes_per_second"] = size / elapsed if elapsed > 0 else 0.0
+        view["cpu_ns_per_packet"] = cpu_ns / packets if packets else None
+        views.append(view)
+    readers = {reader.name: reader for part in receivers for reader in part.ring.readers()}
+    consumer_views = [part.counts(readers.get(part.name), *status.read(part.record)) for part in consumers]
+    total = {
+        key: sum(view[key] for view in views)
+        for key in ("socket_dropped", "after_stop", "lost_in_flight", "packets", "published")
+    }
+    ledger = balance(
+        sent=sent,
+        nic_dropped=None,
+        namespace=namespace,
+        socket_dropped=total["socket_dropped"],
+        after_stop=total["after_stop"],
+        lost_in_flight=total["lost_in_flight"],
+        received=total["packets"],
+        refused=sum(sum(view["refused"].values()) for view in views),
+        published=total["published"],
+        consumers={view["name"]: view for view in consumer_views},
+    )
+    return {
+        "type": kind,
+        "seconds": seconds,
+        "receivers": views,
+        "rings": [part.ring_object() for part in receivers],
+        "consumers": consumer_views,
+        "ledger": ledger,
+    }

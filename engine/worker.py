@@ -1,0 +1,107 @@
+"""What a forked worker process is: its own signals, its own locks, its CPU, its record in the status."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.affinity import pinning
+from engine.errors import Failed, Refused
+from engine.status import Status
+from rings import locks
+from rings.layout import LOCK_OWNER
+from rings.segment import RingError, Segment
+
+_PR_SET_NAME = 15
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker's own view, in its process. `index` is its record in the status segment."""
+
+    name: str
+    index: int
+    status: Status
+    cpus: tuple[int, ...] | None
+    fifo: int | None
+    mlock: bool
+    ready_fd: int = -1
+    _lock_view: Segment | None = None
+
+    def begin(self) -> None:
+        """The first acts after the fork: become a process of its own, on its own CPU."""
+        # Ctrl-C in a terminal, and a service manager's SIGTERM, reach the whole group. The supervisor
+        # ends the run in order and tells us through the stop word.
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        gc.freeze()  # what came from the supervisor is never garbage: its pages stay shared
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rx:{self.name}"[:15].encode())
+        self._lock_view = self.status.segment.reopen()
+        self.status.disown()
+        if self.cpus is not None:
+            pinning.pin(os.getpid(), self.cpus)
+        if self.fifo is not None:
+            pinning.set_fifo(os.getpid(), self.fifo)
+        if self.mlock:
+            pinning.lock_memory()
+
+    def ready(self, facts: dict[str, Any], state: bytes | memoryview = b"") -> None:
+        self.publish(facts, state)
+        os.write(self.ready_fd, b"r")
+
+    def publish(self, facts: dict[str, Any], state: bytes | memoryview = b"") -> None:
+        """Tell the outside. Where our threads may run is read back each time, not remembered."""
+        threads = pinning.verify(os.getpid())
+        common = {
+            "pid": os.getpid(),
+            "cpus": sorted({cpu for thread in threads for cpu in thread.cpus}),
+            "last_cpu": threads[0].last_cpu if threads else None,
+        }
+        self.status.publish(self.index, common | facts, state)
+
+    def supervisor_lives(self) -> bool:
+        """Its lock on the status segment is freed by the kernel when it ends, however it ends."""
+        return self._lock_view is not None and locks.held_by_other(self._lock_view.fd, LOCK_OWNER)
+
+    @property
+    def stop_address(self) -> int:
+        """Of the stop word, for compiled loops."""
+        import numpy as np
+
+        return int(np.frombuffer(self.status.memory, np.uint8).ctypes.data) + self.status.stop_offset
+
+
+def fork(worker: Worker, life: Callable[[Worker], None], forget: Callable[[], None]) -> int:
+    """Fork a process that lives `life(worker)`; its pid.
+
+    forget: closes what the supervisor holds and the child must not (locks above all). The child exits
+    with 0, with 1 (Failed: its one line stands in its facts), or with 2 (Refused).
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        worker.begin()
+        forget()
+        life(worker)
+        code = 0
+    except (Failed, Refused, RingError) as error:
+        code = 1 if isinstance(error, Failed) else 2
+        worker.publish({"error": str(error)})
+    except BaseException as error:
+        worker.publish({"error": f"{type(error).__name__}: {error}"})
+        if os.environ.get("RXRING_DEBUG"):
+            traceback.print_exc()
+    finally:
+        os._exit(code)
