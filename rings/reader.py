@@ -9,8 +9,9 @@ taken so: copy the descriptors, fence, look at `floor`, drop what it has passed;
 payload bytes. What `floor` has not passed after the copy was not being written during it (writer.py).
 Looking at `published` instead would not do: the writer writes before it publishes.
 
-In place is also wrong for a gating reader whose slot was freed (it died, and the ring was full): until
-its cursor has passed `protected`, the head when it came back, it copies too.
+In place is also wrong for a gating reader that died and came back: while its slot was free, in its last
+life or one before, the writer may have decided to pass its cursor. Until that has passed `protected`, the
+head when it came back, it copies too.
 
 Packets are counted, not frames. For each reader, at every moment and after any crash:
 
@@ -47,6 +48,7 @@ from rings.jit import compile_for, jit
 from rings.layout import (
     ACCOUNT,
     DESCRIPTOR,
+    GENERATION_SHIFT,
     LAYOUT_HASH,
     LOCK_JOIN,
     LOCK_READER,
@@ -407,11 +409,9 @@ class Reader:
         locks.acquire_waiting(fd, LOCK_JOIN)
         try:
             for index in self._candidates():
-                if not locks.acquire(fd, LOCK_READER + index):
-                    continue
-                if self._take(index):
+                if locks.acquire(fd, LOCK_READER + index):
+                    self._take(index)
                     return index
-                locks.release(fd, LOCK_READER + index)
         finally:
             locks.release(fd, LOCK_JOIN)
         raise RingError(
@@ -431,28 +431,27 @@ class Reader:
         free.sort(key=lambda i: (names[i] != b"", self._slots["pid"][i] != 0))
         return free + [i for i in range(len(self._slots)) if i not in free]
 
-    def _take(self, index: int) -> bool:
+    def _take(self, index: int) -> None:
         slot, r = self._slots[index], self.state[0]
-        word = int(slot["word"])
-        generation = (word >> 16) + 1
-        active = slot_word(SlotState.ACTIVE, self._policy, generation)
         r["slot"] = self._slots.ctypes.data + index * READER.itemsize
         died = bytes(slot["name"]) == self.name.encode() and int(slot["pid"]) != 0
-        never_freed = word == slot_word(SlotState.ACTIVE, self._policy, generation - 1)
-        # A dead reader's slot that was not freed stays ACTIVE under our hands: the writer never lost
-        # sight of its cursor.
-        wanted = active if died and never_freed else slot_word(SlotState.JOINING, self._policy, generation)
-        if not claim(r["slot"], word, wanted):
-            return False  # the writer freed it this moment
+        while True:
+            word = int(slot["word"])
+            generation = (word >> GENERATION_SHIFT) + 1
+            active = slot_word(SlotState.ACTIVE, self._policy, generation)
+            joining = slot_word(SlotState.JOINING, self._policy, generation)
+            # A dead reader's slot that was not freed stays ACTIVE under our hands: the writer keeps
+            # looking at its cursor.
+            stays = died and word == slot_word(SlotState.ACTIVE, self._policy, generation - 1)
+            if claim(r["slot"], word, active if stays else joining):
+                break  # else the writer freed it this moment; it does so only once
         if died:
             self._take_over(slot)
         else:
             self._begin(slot)
         r["protected"] = NEVER if self._policy is Policy.SKIP else 0
-        if wanted != active:
-            activate(self.state, active, not died)
+        activate(self.state, active, not died)
         slot["pid"] = os.getpid()
-        return True
 
     def _begin(self, slot: Any) -> None:
         """A fresh account. The cursor is `published` of now; `activate` moves it to that of then."""
