@@ -36,6 +36,7 @@ from rings.account import valid_account
 from rings.atomics import (
     compare_and_swap,
     fence_acquire,
+    fence_release,
     fence_seq_cst,
     load_acquire,
     load_relaxed,
@@ -128,6 +129,7 @@ def _descriptor(r, sequence):  # type: ignore[no-untyped-def]
 @jit
 def _keep_account(r, cursor):  # type: ignore[no-untyped-def]
     """Move the cursor, with the account that belongs to it."""
+    fence_release()  # the last cursor before we fill the record that was valid until then
     at = r.slot + _ACCOUNTS + r.account * _ACCOUNT_BYTES
     store_relaxed(at, cursor)
     store_relaxed(at + 8, r.packets)
@@ -292,7 +294,8 @@ def activate(state, word, fresh):  # type: ignore[no-untyped-def]
         if r.packets >= 0:
             store_relaxed(r.slot + _JOINED_PACKETS, r.packets)
             store_relaxed(r.slot + _JOINED_FRAME, published)
-            _keep_account(r, published)
+            if published != r.cursor:  # two records of one cursor would both be valid
+                _keep_account(r, published)
             return
 
 
@@ -459,8 +462,8 @@ class Reader:
         slot["name"] = self.name.encode()
         slot["restarts"] = 0
         r = self.state[0]
-        for name in ("packets", "delivered", "skipped", "passed", "account"):
-            r[name] = 0
+        r["delivered"] = r["skipped"] = r["passed"] = 0
+        r["account"] = _idle_record(slot)
         _start_account(self.state)
 
     def _take_over(self, slot: Any) -> None:
@@ -470,7 +473,7 @@ class Reader:
         r = self.state[0]
         for name in ("cursor", "packets", "delivered", "skipped", "passed"):
             r[name] = record[name]
-        r["account"] = 1 if record["cursor"] == slot["accounts"][0]["cursor"] else 0
+        r["account"] = _idle_record(slot)
 
     def close(self) -> None:
         """Leave: the slot is free, its account stays to be read until another takes the slot."""
@@ -565,13 +568,18 @@ class Reader:
 
 @jit
 def _start_account(state):  # type: ignore[no-untyped-def]
-    """A first account at the present head; the other record belongs to no cursor."""
+    """A first account at the present head; the record of the slot's last user then belongs to no cursor."""
     r = state[0]
-    store_relaxed(r.slot + _ACCOUNTS + _ACCOUNT_BYTES, -1)
     while True:
         published = load_acquire(r.writer + _PUBLISHED)
         r.packets = number_at(r, published)
         if r.packets >= 0:
-            r.account = 0
             _keep_account(r, published)
+            fence_release()  # not before the new one is valid
+            store_relaxed(r.slot + _ACCOUNTS + r.account * _ACCOUNT_BYTES, -1)
             return
+
+
+def _idle_record(slot: Any) -> int:
+    """Which of the account records does not belong to the cursor?"""
+    return 1 if slot["accounts"][0]["cursor"] == slot["cursor"] else 0
