@@ -78,8 +78,7 @@ class Consumer:
         options = Options(
             stamp=self.stamp, argument=self.spec.argument, name=self.spec.name, restarts=restarts
         )
-        if self.handler.start is not None:
-            self.handler.start(state[0], options)
+        self.handler.start(state[0], options)
         facts = {"since_packet": int(reader.state[0]["packets"])}
         worker.ready(facts, _bytes(state))
         published_ns = 0
@@ -94,8 +93,7 @@ class Consumer:
             if deadline_ns - published_ns > _PUBLISH_NS:
                 worker.publish(facts, _bytes(state))
                 published_ns = deadline_ns
-        if self.handler.finish is not None:
-            self.handler.finish(state[0])
+        self.handler.finish(state[0])
         worker.publish(facts, _bytes(state))
         reader.close()
         ring.forget()
@@ -116,7 +114,7 @@ class Consumer:
 
 
 def _bytes(state: NDArray[Any]) -> memoryview:
-    return memoryview(state.view(np.uint8)).cast("B")
+    return memoryview(state.view(np.uint8).data)
 
 
 def _is_deserted(worker: Worker, ring: Ring, reader: Reader) -> bool:

@@ -36,6 +36,11 @@ _COPY = struct.Struct("<III4x")  # facts length, state length, crc
 RUN, STOP = 0, 1
 
 
+def _plain_data(value: Any) -> Any:
+    """numpy's numbers and arrays, as a handler's report may hold them, as JSON's."""
+    return value.tolist()
+
+
 @dataclass(slots=True)
 class Status:
     """A status segment, created (`Status.create`) or looked at from outside (`Status.open`)."""
@@ -89,7 +94,7 @@ class Status:
 
     def publish(self, worker: int, facts: dict[str, Any], state: bytes | memoryview = b"") -> None:
         """Replace the worker's record. Only that worker's process may call it."""
-        text = msgspec.json.encode(facts)
+        text = msgspec.json.encode(facts, enc_hook=_plain_data)
         if len(text) > FACTS_BYTES:
             raise ValueError(f"{len(text)} bytes of facts do not fit a status record")
         _, sequence, size, first = _RECORD.unpack_from(self.memory, _RECORDS_AT + worker * LINE)

@@ -166,7 +166,9 @@ class Supervisor:
             host, port = bind_udp(part.receiving.sock, listen.host, listen.port)
             part.listen = f"{listen.scheme}://{host}:{port}"
         self._began = time.monotonic()
-        self.report.ready(self._ready_object())
+        view = self._ready_object()
+        self._tell("ready", view)
+        self.report.ready(view)
 
     def _watch(self) -> None:
         """Until the run is over: look after the workers, and report."""
@@ -297,7 +299,8 @@ class Supervisor:
         self.report.note(f"rxring: {words}")
 
     def _part(self, process: Process) -> ReceiverPart | ConsumerPart:
-        return [*self.receivers, *self.consumers][process.worker.index]
+        parts: list[ReceiverPart | ConsumerPart] = [*self.receivers, *self.consumers]
+        return parts[process.worker.index]
 
     def _finished(self) -> bool:
         """Did all receivers end by themselves, having received what was asked for?"""
@@ -371,7 +374,19 @@ class Supervisor:
     def _interval(self) -> None:
         assert self.status is not None
         self._previous = self._snapshot("interval")
+        self._tell("ready", self._previous)
         self.report.interval(self._previous)
+
+    def _tell(self, state: str, view: dict[str, Any]) -> None:
+        """The last view, for whoever looks from outside; results that don't fit a record are left out."""
+        assert self.status is not None
+        index = len(self.status.workers) - 1
+        facts = {"state": state, "view": view}
+        try:
+            self.status.publish(index, facts)
+        except ValueError:
+            slim = view | {"consumers": [c | {"result": None} for c in view["consumers"]]}
+            self.status.publish(index, {"state": state, "view": slim})
 
     def _ready_object(self) -> dict[str, Any]:
         assert self.status is not None

@@ -95,7 +95,7 @@ RECEIVER_STATE = np.dtype(
             "call_frames",  # all that calls had taken before it
             "call_refused",  # sum of all refused then
             "failure",  # errno that ended the loop
-            "cpu_before_ns",  # CPU time of its predecessors
+            "cpu_before_ns",  # CPU time of its predecessors, less this one's until it began
         )
     ],
     align=True,
@@ -372,7 +372,7 @@ def take_up(rx_state, w_state, stop):  # type: ignore[no-untyped-def]
     Publishes it if the predecessor was killed before it touched the bytes, else counts it as lost.
     """
     rx, w = rx_state[0], w_state[0]
-    rx.cpu_before_ns = load_relaxed(w.writer + _CPU_NS)
+    rx.cpu_before_ns = load_relaxed(w.writer + _CPU_NS) - thread_cpu_ns()
     if rx.phase == _IDLE:
         return
     headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)

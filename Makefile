@@ -1,0 +1,37 @@
+# From a bare checkout, with Python ≥ 3.11 and pip: `make run`, `make test`. Nothing else is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lint types unit clean
+
+run: $(VENV)/installed
+	$(BIN)/python -m tools.demo
+
+test: lint types unit
+
+lint: $(VENV)/tested
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/tested
+	$(BIN)/mypy
+
+unit: $(VENV)/tested
+	$(BIN)/python -m pytest
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "rxring needs Python 3.11 or newer: make PYTHON=python3.12 run"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/tested: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV)
