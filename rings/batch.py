@@ -34,6 +34,8 @@ class Batch:
         self._released = 0
         self._descriptors_at = int(r["batch_descriptors"])
         self._arena_at = int(r["batch_arena"])
+        self._copied = self._arena_at != int(r["arena"])
+        self._writer = reader.section
 
     def _live(self) -> Reader:
         if self._reader is None:
@@ -98,12 +100,14 @@ class Batch:
 
     @property
     def intact(self) -> bool:
-        """Are the frames still those that were polled? Also to be asked of a batch that has ended."""
-        reader = self._reader
-        return reader is not None or not self._overwritten()
+        """Are the frames still those that were polled? Also to be asked of a batch that has ended.
 
-    def _overwritten(self) -> bool:
-        return self._ring_floor() > self.first
+        A copy (of a skipping reader) lasts until the reader's next step. In place, the writer may come
+        as soon as the first frame is released.
+        """
+        if self._copied:
+            return self._reader is not None
+        return int(self._writer["floor"]) <= self.first
 
     def release(self, frames: int) -> None:
         """The first `frames` frames are done with, ahead of the others: the writer may have their place."""
@@ -111,6 +115,5 @@ class Batch:
 
     def end(self) -> int:
         """Invalidate it; how many frames are left to release."""
-        self._ring_floor = self._live().floor
         self._reader = None
         return self.frames - self._released

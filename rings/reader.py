@@ -373,6 +373,7 @@ class Reader:
         # A frame that is larger than `size` still comes, alone.
         self._copy = np.zeros(self._copied_bytes + max(size, MAX_FRAME_BYTES), np.uint8)
         self.state = np.zeros(1, READER_STATE)
+        self.section: Any = self._memory[geometry.writer :][: WRITER.itemsize].view(WRITER)[0]
         base, r = self._memory.ctypes.data, self.state[0]
         r["writer"] = base + geometry.writer
         r["waiting"] = self._shared.ctypes.data
@@ -506,10 +507,6 @@ class Reader:
                 bytes_.flags.writeable = False
                 return bytes_
         raise AssertionError("an address outside the ring")
-
-    def floor(self) -> int:
-        """The oldest sequence that is still intact."""
-        return int(self._ring.counters["floor"])
 
     def release(self, frames: int) -> int:
         """Release the next `frames` frames of the current batch; how many there were."""
