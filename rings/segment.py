@@ -120,6 +120,10 @@ class Segment:
             self.fd = -1
         self.unmap()
 
+    def __del__(self) -> None:
+        """What was dropped lets go, as if its process had died: a lock without a holder stops the others."""
+        self.forget()
+
 
 def open_segment(name: str) -> Segment:
     """Open an existing object by its full name. FileNotFoundError where there is none."""
@@ -142,10 +146,10 @@ def create_segment(name: str, size: int) -> Segment:
     segment = _create_locked(name, size)
     try:
         os.posix_fallocate(segment.fd, 0, size)
-    except OSError as error:
+    except BaseException as error:
         segment.unlink()
         segment.forget()
-        if error.errno != errno.ENOSPC:
+        if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
             raise
         space = os.statvfs(SHM)
         raise RingError(
