@@ -66,6 +66,7 @@ from rings.layout import (
     slot_word,
 )
 from rings.libc import memmove, monotonic_ns
+from rings.ring import writer_state
 from rings.segment import RingError
 from rings.wait import STRATEGIES, wait
 from rings.writer import compiled_layout_hash
@@ -84,6 +85,7 @@ _FRAME_BYTES = DESCRIPTOR.itemsize
 _ALIGN_SHIFT = 4  # descriptors count offsets in 16 bytes
 _CLOSED = int(WriterState.CLOSED)
 NEVER = (1 << 62) - 1  # `protected` of a reader that always copies
+_SLICE_NS = 50_000_000  # of a wait: compiled code sees no signals
 
 # The reader's private state. Addresses are of this process's mappings; the slot lies in the only part
 # that is mapped writable. Numbers and packets count packets, all else frames.
@@ -488,15 +490,22 @@ class Reader:
             self._let_go()
 
     def _let_go(self) -> None:
-        self._memory, self._shared, self._slots = self._memory[:0], self._shared[:0], self._slots[:0]
+        self.section = None
+        self._memory = self._shared = np.zeros(0, np.uint8)
+        self._slots = np.zeros(0, READER)
         self._segment.forget()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise RingError(f"reader {self.name!r} is closed: attach another")
 
     # Reading ----------------------------------------------------------------------------------------
 
     @property
     def writer_state(self) -> str:
         """ "live", "orphaned" (the writer died, its restart may come) or "closed"."""
-        return self._ring.state
+        self._check_open()
+        return writer_state(self.section, self._segment.fd)
 
     def view(self, address: int, size: int) -> NDArray[np.uint8]:
         """`size` bytes at an address of the batch: of the ring, or of our copy. Read-only."""
@@ -510,12 +519,17 @@ class Reader:
 
     def release(self, frames: int) -> int:
         """Release the next `frames` frames of the current batch; how many there were."""
+        self._check_open()
         count = min(frames, int(self.state[0]["batch_frames"]))
         _release_entry(self.state, count)
         return max(count, 0)
 
     def poll(self, most: int | None = None) -> Batch | None:
-        """The next batch of at most `most` frames, or None if nothing is there now. Ends the last one."""
+        """The next batch of at most `most` frames, or None if nothing is there now. Ends the last one.
+
+        StopIteration when the writer has closed the ring and all is read.
+        """
+        self._check_open()
         self._end_batch()
         count = _poll_entry(self.state, NEVER if most is None else most)
         if count < 0:
@@ -525,8 +539,20 @@ class Reader:
         return self._batch
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait, in this reader's way, until something can be polled or the writer closed the ring."""
-        return bool(_wait_entry(self.state, self.strategy, int(monotonic_ns()) + int(timeout_s * 1e9)))
+        """Wait, in this reader's way, until something can be polled or the writer closed the ring.
+
+        False after `timeout_s`. Waits in slices: Ctrl-C is seen between two.
+        """
+        self._check_open()
+        # Our mappings stay while these look at them, though another thread may close the reader.
+        with self._memory.data, self._shared.data:
+            now_ns = int(monotonic_ns())
+            end_ns = now_ns + int(timeout_s * 1e9)
+            while not _wait_entry(self.state, self.strategy, min(end_ns, now_ns + _SLICE_NS)):
+                now_ns = int(monotonic_ns())
+                if now_ns >= end_ns or not self._open:
+                    return False
+            return True
 
     def _end_batch(self) -> None:
         batch, self._batch = self._batch, None
@@ -541,7 +567,7 @@ class Reader:
             batch = self.poll()
             if batch is not None:
                 return batch
-            self.wait(0.1)  # bounded: Ctrl-C is seen between two waits
+            self.wait(1.0)
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         return self

@@ -119,9 +119,7 @@ class Ring:
     @property
     def state(self) -> str:
         """ "live", "orphaned" (the writer died or has not come yet) or "closed"."""
-        if self.counters["state"] == WriterState.CLOSED:
-            return "closed"
-        return "live" if locks.held_by_other(self.segment.fd, LOCK_WRITER) else "orphaned"
+        return writer_state(self.counters, self.segment.fd)
 
     def reader(self, name: str | None = None, **options: Any) -> Reader:
         """Attach a reader: see `rings.reader.Reader` for the options."""
@@ -189,7 +187,7 @@ class Ring:
 
     def forget(self) -> None:
         """Let go of it without removing it (a forked child's first act: it must not hold our locks)."""
-        self._memory = self._memory[:0]
+        self._memory = np.zeros(0, np.uint8)
         self.header = None
         self.segment.forget()
 
@@ -198,6 +196,13 @@ class Ring:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def writer_state(section: Any, fd: int) -> str:
+    """ "live", "orphaned" or "closed", of the writer's section (WRITER) and a descriptor of the ring."""
+    if section["state"] == WriterState.CLOSED:
+        return "closed"
+    return "live" if locks.held_by_other(fd, LOCK_WRITER) else "orphaned"
 
 
 def create(

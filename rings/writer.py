@@ -48,6 +48,7 @@ from rings.layout import (
     LINE,
     LOCK_READER,
     LOCK_WRITER,
+    MAX_FRAME_BYTES,
     POLICY_SHIFT,
     READER,
     WRITER,
@@ -74,6 +75,8 @@ _FRAME_BYTES = DESCRIPTOR.itemsize
 _FREE, _ACTIVE, _GATE = int(SlotState.FREE), int(SlotState.ACTIVE), int(Policy.GATE)
 _RUNNING, _CLOSED = int(WriterState.RUNNING), int(WriterState.CLOSED)
 _POLICY_SHIFT, _LINE, _ALIGN, _LOCK_READER = POLICY_SHIFT, LINE, ALIGN, LOCK_READER
+
+_SLICE_NS = 50_000_000  # of a wait for room: compiled code sees no signals
 
 # The writer's private state. Addresses are of the sections in this process's mapping; `head`, `floor`
 # and `gate` are sequences; positions are virtual arena bytes, which never wrap (offset = position & mask).
@@ -371,12 +374,23 @@ class Writer:
 
         payload: any contiguous buffer of 0 … 65,536 bytes. time_ns: CLOCK_REALTIME, 0 for now.
         """
+        if self._segment.fd < 0:
+            raise RingError(f"this writer of ring {self._ring.name} is closed: take another")
         empty = memoryview(payload).nbytes == 0  # type: ignore[arg-type]
         data = np.zeros(0, np.uint8) if empty else np.frombuffer(payload, np.uint8)
         if data.size > self._ring.geometry.arena_bytes // 2:
             raise RingError(f"{data.size} bytes do not fit half the arena: make the ring larger")
-        deadline_ns = _deadline(timeout_s)
-        return bool(append_waiting(self.state, data.ctypes.data, data.size, time_ns, deadline_ns))
+        if data.size > MAX_FRAME_BYTES:
+            raise RingError(f"{data.size} bytes do not fit a frame: give at most {MAX_FRAME_BYTES}")
+        now_ns = int(monotonic_ns())
+        end_ns = now_ns + int(timeout_s * 1e9)
+        while not append_waiting(
+            self.state, data.ctypes.data, data.size, time_ns, min(end_ns, now_ns + _SLICE_NS)
+        ):
+            now_ns = int(monotonic_ns())
+            if now_ns >= end_ns:
+                return False
+        return True
 
     def close(self) -> None:
         """Say that nothing more comes: readers drain what is there, then end."""
@@ -386,8 +400,8 @@ class Writer:
 
     def abandon(self) -> None:
         """Let go without closing the ring, as if this process had died: another writer may go on."""
-        self.section = self.section[:0]
-        self._memory = self._memory[:0]
+        self.section = np.zeros(0, WRITER)
+        self._memory = np.zeros(0, np.uint8)
         self._segment.forget()
 
     def __enter__(self) -> Self:
@@ -395,7 +409,3 @@ class Writer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _deadline(timeout_s: float) -> int:
-    return int(monotonic_ns()) + int(timeout_s * 1e9)
