@@ -132,9 +132,14 @@ def open_segment(name: str) -> Segment:
     except posix_ipc.ExistentialError:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from None
     except PermissionError:
-        raise RingError(f"{name} belongs to {_owner_of(name)}: use another name, or that user") from None
+        raise RingError(f"{name[1:]} belongs to {_owner_of(name)}: use another name, or that user") from None
     os.set_inheritable(memory.fd, False)
-    return Segment(name, memory.fd, os.fstat(memory.fd).st_size)
+    stat = os.fstat(memory.fd)
+    segment = Segment(name, memory.fd, stat.st_size)
+    if stat.st_uid != os.getuid():  # root may open anyone's, and anyone what is open to all
+        segment.forget()
+        raise RingError(f"{name[1:]} belongs to {_owner_of(name)}: use another name, or that user")
+    return segment
 
 
 def create_segment(name: str, size: int) -> Segment:
