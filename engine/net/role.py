@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any
 
@@ -106,17 +106,18 @@ def connect(to: str, destination: Address, segment: int = 0) -> socket.socket:
 
     segment: if not 0, the kernel cuts each message into packets of so many bytes (GSO).
     """
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    limit_sends(sock)
-    try:
-        if segment:
-            sock.setsockopt(SOL_UDP, UDP_SEGMENT, segment)
-        sock.connect(destination)
-    except OSError as error:
-        sock.close()
-        advice = ADVICE.get(error.errno or 0, ADVICE[0])
-        raise Refused(f"cannot send to {to}: {error.strerror}: {advice}") from None
-    return sock
+    with ExitStack() as undo:
+        try:
+            sock = undo.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            limit_sends(sock)
+            if segment:
+                sock.setsockopt(SOL_UDP, UDP_SEGMENT, segment)
+            sock.connect(destination)
+        except OSError as error:
+            advice = ADVICE.get(error.errno or 0, ADVICE[0])
+            raise Refused(f"cannot send to {to}: {error.strerror}: {advice}") from None
+        undo.pop_all()
+        return sock
 
 
 def pin_here(cpus: Iterable[int] | None) -> list[int]:
