@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import Any
 
 import numpy as np
 
@@ -266,16 +267,18 @@ class Geometry:
 
 def _layout_hash() -> int:
     """A fingerprint of everything above that two processes must agree on."""
-    parts = [
-        ABI_VERSION,
-        PAGE,
-        LINE,
-        ALIGN,
-        *(str(sorted(dict(d.fields or {}).items())) for d in _SHARED),
-    ]
-    parts += [LOCK_OWNER, LOCK_WRITER, LOCK_JOIN, LOCK_READER, POLICY_SHIFT, GENERATION_SHIFT]
+    parts: list[Any] = [ABI_VERSION, PAGE, LINE, ALIGN, MAX_FRAME_BYTES, POLICY_SHIFT, GENERATION_SHIFT]
+    parts += [LOCK_OWNER, LOCK_WRITER, LOCK_JOIN, LOCK_READER]
+    parts += [(kind.__name__, member.name, int(member)) for kind in _WORDS for member in kind]
+    for dtype in _SHARED:
+        assert dtype.fields is not None
+        parts += [dtype.itemsize, str(sorted(dtype.fields.items()))]
+    sample = Geometry(frames=256, arena_bytes=8192, readers=40, sources=True)
+    parts += [sample.writer, sample.waiting, sample.slots, sample.descriptors, sample.source_records]
+    parts += [sample.arena, sample.total_bytes]
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little")
 
 
+_WORDS = (WriterState, SlotState, Policy, FrameFlag)
 _SHARED = (HEADER, WRITER, ACCOUNT, READER, DESCRIPTOR, SOURCE)
 LAYOUT_HASH = _layout_hash()
