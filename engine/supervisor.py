@@ -41,7 +41,8 @@ from rings.ring import create
 from rings.segment import RingError
 
 _START_S = 30.0  # a worker that is not ready by then never will be
-_STALLED_S = 0.5  # at the end: a consumer that has not moved for so long is not waited for
+_STALLED_S = 5.0  # at the end: a worker that has not moved for so long is not waited for …
+_STOPPED_S = 0.3  # … and one that is stopped (SIGSTOP) for so long
 _SENDER_S = 1.0  # at the end: how long a sender that still runs is waited for
 _DEATHS, _WITHIN_S = 5, 10.0  # so many deaths of a worker in so many seconds are a fault, no accident
 _LOOK_MS = 20  # how often the supervisor looks for the sender, and whether the end has come
@@ -93,6 +94,8 @@ class Supervisor:
         with self._catching_signals():
             self._check()
             self._compile()
+            if self._signals:
+                return 0
             self._create()
             self._start()
             self._watch()
@@ -315,7 +318,10 @@ class Supervisor:
             now += sum(int(part.ring.counters["published"]) for part in self.receivers)
             if now != before:
                 moved_at, before = time.monotonic(), now
-            elif time.monotonic() - moved_at > _STALLED_S:
+                continue
+            still_s = time.monotonic() - moved_at
+            stopped = all(pinning.is_stopped(process.pid) for process in processes if process.runs)
+            if still_s > _STALLED_S or (stopped and still_s > _STOPPED_S):
                 break
         for process in processes:
             if process.runs:

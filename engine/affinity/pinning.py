@@ -7,6 +7,7 @@ floats: a thread born meanwhile has inherited the mask of its maker, old or new.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -46,6 +47,14 @@ class Thread:
 def verify(pid: int) -> list[Thread]:
     """Every thread of the process and where it may run, read from the kernel; [] if there is none."""
     return [thread for tid in _thread_ids(pid) if (thread := _read_thread(pid, tid)) is not None]
+
+
+def is_stopped(pid: int) -> bool:
+    """Is the process stopped by a signal (or a debugger), and will not move by itself?"""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat[stat.rindex(")") + 2] in "Tt"
+    return False
 
 
 def floating(threads: Iterable[Thread], cpus: Collection[int]) -> list[Thread]:
