@@ -76,7 +76,7 @@ STATE = np.dtype(
         ("poll", "i8"),  # address of a POLLFD
         ("draining", "i8"),  # come back once the socket is empty
         # What became of it.
-        ("armed", "i8"),  # headers that a call has changed since they were set up
+        ("armed", "i8"),  # headers that the last call has changed
         ("received", "i8"),
         ("bytes", "i8"),
         ("calls", "i8"),
@@ -123,7 +123,6 @@ def _receive(s, incoming):  # type: ignore[no-untyped-def]
     """How many messages came; −errno if none did. Never waits."""
     for i in range(s.armed):
         incoming[i].name_length = NAME_BYTES
-        incoming[i].flags = 0
     taken = recvmmsg(s.fd, s.incoming, s.batch, MSG_DONTWAIT, 0)
     if taken < 0:
         return -errno()
