@@ -158,8 +158,8 @@ def create_segment(name: str, size: int) -> Segment:
             raise
         space = os.statvfs(SHM)
         raise RingError(
-            f"/dev/shm has {space.f_bavail * space.f_frsize >> 20} MiB free, {name[1:]} needs {size >> 20}"
-            " MiB: ask for a smaller ring, or mount -o remount,size=… /dev/shm"
+            f"/dev/shm has {space.f_bavail * space.f_frsize >> 20} MiB free, {name[1:]} needs "
+            f"{-(-size >> 20)} MiB: ask for a smaller ring, or mount -o remount,size=… /dev/shm"
         ) from None
     return segment
 
