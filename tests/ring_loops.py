@@ -1,0 +1,171 @@
+"""Compiled loops that write and read a ring at full speed, every payload made and checked from its sequence.
+
+Frame s has a length, a segment and bytes that follow from s alone, and carries s as its time. So a reader
+knows of each byte what it must be, whoever wrote it, and after any restart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray
+
+from rings.atomics import pointer
+from rings.jit import jit
+from rings.layout import DESCRIPTOR
+from rings.libc import memmove, monotonic_ns, sleep_ns
+from rings.reader import NEVER, is_closed, poll, release
+from rings.wait import wait
+from rings.writer import describe, publish, reserve
+
+_FRAME_BYTES = DESCRIPTOR.itemsize
+FRAMES, PACKETS, TORN, BATCHES, GAPS = range(5)  # what `read` writes on its board, from `at`
+DEADLINE, CLOSED, ENOUGH = range(3)  # why `read` came back
+
+
+@jit
+def _hash(sequence):  # type: ignore[no-untyped-def]
+    return ((sequence * -7046029254386353131) >> 33) & 0x7FFFFFFF
+
+
+@jit
+def length_of(sequence, most):  # type: ignore[no-untyped-def]
+    """0 … most, both ends often."""
+    h = _hash(sequence)
+    if h % 16 == 0:
+        return 0
+    if h % 16 == 1:
+        return most
+    return (h >> 4) % (most + 1)
+
+
+@jit
+def segment_of(sequence, most):  # type: ignore[no-untyped-def]
+    """0 for two frames of three; the third is of several packets, as GRO brings them."""
+    length = length_of(sequence, most)
+    if sequence % 3 != 0 or length == 0:
+        return 0
+    return max((length + 3) // 4, 1)
+
+
+@jit
+def packets_of(sequence, most):  # type: ignore[no-untyped-def]
+    segment = segment_of(sequence, most)
+    return 1 if segment == 0 else (length_of(sequence, most) + segment - 1) // segment
+
+
+@jit
+def fill(address, sequence, length):  # type: ignore[no-untyped-def]
+    words = length // 8
+    if words > 0:
+        block = carray(pointer(address), words, np.int64)
+        for k in range(words):
+            block[k] = sequence * 1000003 + k
+    for k in range(words * 8, length):
+        carray(pointer(address + k), 1, np.uint8)[0] = (sequence + k) & 0xFF
+
+
+@jit
+def is_whole(address, sequence, length):  # type: ignore[no-untyped-def]
+    words = length // 8
+    if words > 0:
+        block = carray(pointer(address), words, np.int64)
+        for k in range(words):
+            if block[k] != sequence * 1000003 + k:
+                return False
+    for k in range(words * 8, length):
+        if carray(pointer(address + k), 1, np.uint8)[0] != (sequence + k) & 0xFF:
+            return False
+    return True
+
+
+@jit
+def write(state, last, most, batch, deadline_ns):  # type: ignore[no-untyped-def]
+    """Write frames until the head is at `last` (or the deadline); the head. Batches of 1 … `batch` frames."""
+    w = state[0]
+    while w.head < last:
+        count = min(1 + _hash(w.head) % batch, last - w.head)
+        size = 0
+        for i in range(count):
+            size += (length_of(w.head + i, most) + 15) & -16
+        while not reserve(w, count, size):
+            if monotonic_ns() >= deadline_ns:
+                return w.head
+            sleep_ns(20_000)
+        for i in range(count):
+            sequence = w.head + i
+            length = length_of(sequence, most)
+            fill(w.arena + (w.position & (w.arena_bytes - 1)), sequence, length)
+            describe(w, i, sequence, w.position, length, 7, segment_of(sequence, most), 0)
+        publish(w, count)
+        if monotonic_ns() >= deadline_ns:
+            break
+    return w.head
+
+
+@jit
+def read(state, strategy, most, share, board, at, enough, deadline_ns):  # type: ignore[no-untyped-def]
+    """Read and check until closed, `enough` frames or the deadline. `most` as the writer has it.
+
+    share: a batch is released in so many steps. The board gets, from `at` on, FRAMES, PACKETS, TORN …
+    """
+    r = state[0]
+    while True:
+        closed = is_closed(r)
+        before = r.cursor
+        count = poll(r, NEVER)
+        if count == 0:
+            if closed:
+                return CLOSED
+            now_ns = monotonic_ns()
+            if now_ns >= deadline_ns:
+                return DEADLINE
+            wait(r, strategy, min(now_ns + 50_000_000, deadline_ns))
+            continue
+        torn, packets = 0, 0
+        for i in range(count):
+            sequence = r.cursor + i
+            words = carray(pointer(r.batch_descriptors + i * _FRAME_BYTES), 4, np.int64)
+            length = words[2] >> 32
+            address = r.batch_arena + (words[2] & 0xFFFFFFFF) * 16
+            right = words[1] == sequence and length == length_of(sequence, most)
+            right = right and (words[3] >> 32) & 0xFFFF == segment_of(sequence, most)
+            right = right and words[0] == r.packets + packets
+            if not right or not is_whole(address, sequence, length):
+                torn += 1
+            packets += packets_of(sequence, most)
+        board[at + FRAMES] += count
+        board[at + PACKETS] += packets
+        board[at + TORN] += torn
+        board[at + BATCHES] += 1
+        board[at + GAPS] += 1 if r.cursor != before else 0
+        step = (count + share - 1) // share
+        while r.batch_frames > 0:
+            release(r, min(step, r.batch_frames))
+        if board[at + FRAMES] >= enough:
+            return ENOUGH
+        if monotonic_ns() >= deadline_ns:
+            return DEADLINE
+
+
+@jit
+def put(state, data, lengths, segments):  # type: ignore[no-untyped-def]
+    """Publish one batch: frame i is the next `lengths[i]` bytes of `data`. False if there is no room."""
+    w = state[0]
+    size = 0
+    for length in lengths:
+        size += (length + 15) & -16
+    if not reserve(w, lengths.size, size):
+        return False
+    source = data.ctypes.data
+    for i in range(lengths.size):
+        memmove(w.arena + (w.position & (w.arena_bytes - 1)), source, lengths[i])
+        describe(w, i, w.head + i, w.position, lengths[i], 0, segments[i], 0)
+        source += lengths[i]
+    publish(w, lengths.size)
+    return True
+
+
+@jit
+def reserve_only(state, frames, size):  # type: ignore[no-untyped-def]
+    """What a receive does that brings nothing."""
+    return reserve(state[0], frames, size)
