@@ -1,0 +1,470 @@
+"""What a run is: read from a TOML file, from flags, or from both, and checked before anything starts.
+
+    name = "quotes"
+    duration = 60
+    [[receiver]]
+    listen = "udp://0.0.0.0:5000"
+    rx-cpu = "0"
+    [ring]
+    size = "32MiB"
+    [[consumer]]
+    handler = "latency"
+    cpus = "1"
+
+Keys are the flags' names, and a value is read by the same parser wherever it stands. A flag overrides
+the file: a receiver's flag and --ring that one key, --consumer the whole list of consumers.
+
+Parsers raise ValueError("what is wrong: what to do"); `read` says where and raises Refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from engine.affinity.topology import parse_cpu_list
+from engine.errors import Refused
+from engine.figures import format_size, parse_size
+
+MAX_BATCH = 3000
+MAX_SECONDS = 1e9
+FIFO_PRIORITY = 1  # any is before every ordinary task; a higher one only passes other real-time tasks
+STRIDE_BYTES = 128  # the least that one message of a receive takes of the arena
+NAME_BYTES = 32
+HANDLERS = ("latency", "rate", "gaps")
+SINKS = ("dump",)  # these need an argument
+
+Parser = Callable[[object], Any]
+
+
+class Listen(Struct, frozen=True):
+    """Where packets are taken. Port 0: any free one, which `ready` tells. A name is resolved at the bind."""
+
+    scheme: str
+    host: str
+    port: int
+    options: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host}:{self.port}"
+
+
+class ReceiverSpec(Struct, frozen=True, kw_only=True):
+    listen: Listen
+    rx_cpu: tuple[int, ...] | None = None
+    receive: Literal["recvmmsg", "recvmsg"] = "recvmmsg"
+    batch: int = 64
+    rcvbuf: int | None = None
+
+
+class RingSpec(Struct, frozen=True, kw_only=True):
+    """size: bytes of descriptors and arena together, for each receiver."""
+
+    size: int = 40 << 20
+
+
+class ConsumerSpec(Struct, frozen=True, kw_only=True):
+    """handler: a built-in name, or `module:name`. argument: what follows its `=`, for sinks."""
+
+    handler: str
+    argument: str | None = None
+    cpus: tuple[int, ...] | None = None
+    policy: Literal["gate", "skip"] = "gate"
+    wait: Literal["block", "yield", "spin"] = "block"
+    name: str = ""
+
+
+class RunSpec(Struct, frozen=True, kw_only=True):
+    """duration, every: seconds. packets: end after so many. fifo: SCHED_FIFO priority of the workers."""
+
+    name: str = ""
+    receivers: tuple[ReceiverSpec, ...] = ()
+    ring: RingSpec = RingSpec()
+    consumers: tuple[ConsumerSpec, ...] = ()
+    timestamps: bool = True
+    stamp: Literal["none", "rxring", "seed"] = "rxring"
+    sender: str | None = None
+    fifo: int | None = None
+    mlock: bool = False
+    duration: float | None = None
+    packets: int | None = None
+    every: float = 1.0
+    json: bool = False
+    plain: bool = False
+
+
+# ── values ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, str):
+        raise ValueError(f"{raw!r} is no text: put it in quotes")
+    return raw
+
+
+def _written(raw: object) -> str:
+    """What a flag, or TOML as text or as a whole number, says."""
+    return str(raw) if isinstance(raw, int) and not isinstance(raw, bool) else _text(raw)
+
+
+def size(raw: object) -> int:
+    """Bytes from 1500 or "64MiB"."""
+    return parse_size(_written(raw))
+
+
+def cpus(raw: object) -> tuple[int, ...]:
+    """CPU ids from "0-3,8" or 2."""
+    return parse_cpu_list(_written(raw))
+
+
+def seconds(raw: object) -> float:
+    """A duration greater than 0, from 10 or "0.5"."""
+    try:
+        value = float(str(raw)) if isinstance(raw, float) else float(_written(raw))
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= MAX_SECONDS:
+        raise ValueError(f"{str(raw)!r} is no time: give seconds greater than 0, like 10 or 0.5")
+    return value
+
+
+def count(least: int, most: int) -> Parser:
+    """A whole number from `least` to `most`."""
+
+    def parse(raw: object) -> int:
+        written = _written(raw)
+        value = int(written) if re.fullmatch(r"[0-9]{1,19}", written) else -1
+        if not least <= value <= most:
+            raise ValueError(f"{written!r} is out of range: give a whole number from {least} to {most}")
+        return value
+
+    return parse
+
+
+def one_of(*words: str) -> Parser:
+    def parse(raw: object) -> str:
+        if raw not in words:
+            raise ValueError(f"{str(raw)!r} is not known: give {' or '.join(words)}")
+        return str(raw)
+
+    return parse
+
+
+def switch(raw: object) -> bool:
+    """`on` or `off`; in TOML also true or false."""
+    words = {"on": True, "off": False, True: True, False: False}
+    if not isinstance(raw, str | bool) or raw not in words:
+        raise ValueError(f"{str(raw)!r} is not known: give on or off")
+    return words[raw]
+
+
+def engine_name(raw: object) -> str:
+    """The name of an engine or sender, which its shared-memory objects carry."""
+    from rings.segment import RingError, check_name  # numpy comes with it: not for --help
+
+    try:
+        return check_name(_text(raw))
+    except RingError as error:
+        raise ValueError(str(error)) from None
+
+
+def consumer_name(raw: object) -> str:
+    name = _text(raw)
+    if not re.fullmatch(rf"[\w.-]{{1,{NAME_BYTES}}}", name, re.ASCII):
+        raise ValueError(f"name {name!r}: use 1 to {NAME_BYTES} of A-Z a-z 0-9 _ . -")
+    return name
+
+
+def listen(raw: object) -> Listen:
+    """A URL udp://ADDR:PORT."""
+    url = _text(raw)
+    match = re.fullmatch(r"([a-z0-9+]+)://(\[.*\]|[^:/?\[\]]*)(?::([^/?]*))?(?:\?(.*))?", url)
+    if not match:
+        raise ValueError(f"{url!r} is no URL to listen on: give udp://ADDR:PORT")
+    scheme, host, port, options = match.groups()
+    if scheme != "udp":
+        raise ValueError(f"{url!r}: {scheme} is not built yet: give udp://ADDR:PORT")
+    if options is not None:
+        raise ValueError(f"{url!r}: no option after ? is built yet: give udp://ADDR:PORT")
+    return Listen(scheme, _host(url, host), _port(url, port), {})
+
+
+def _host(whole: str, host: str) -> str:
+    """An IPv4 address, or a name. Multicast is refused until groups are joined."""
+    if not host:
+        raise ValueError(f"{whole!r} names no address: give one, like 127.0.0.1 (0.0.0.0 listens on all)")
+    if host.startswith("[") or ":" in host:
+        raise ValueError(f"{whole!r}: IPv6 is not built yet: give an IPv4 address")
+    if re.fullmatch(r"[0-9.]+", host):
+        try:
+            address = ipaddress.IPv4Address(host)
+        except ValueError:
+            raise ValueError(f"{whole!r}: {host} is no IPv4 address: give four numbers 0 to 255") from None
+        if address.is_multicast:
+            raise ValueError(f"{whole!r}: multicast is not built yet: give a unicast address")
+    elif not re.fullmatch(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252})", host):
+        raise ValueError(f"{whole!r}: {host!r} is no host name: give an IPv4 address or a name")
+    return host
+
+
+def _port(whole: str, port: str | None) -> int:
+    if not port or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        raise ValueError(f"{whole!r}: port {port or 'missing'}: give ADDR:PORT, PORT from 0 to 65535")
+    return int(port)
+
+
+def handler(raw: object) -> str:
+    """A handler as users write it: latency, dump=FILE, module:name. The text itself; see `split_handler`."""
+    split_handler(_text(raw))
+    return _text(raw)
+
+
+def split_handler(text: str) -> tuple[str, str | None]:
+    """(name, argument) of a handler; whether a module has it, only loading tells."""
+    name, equals, argument = text.partition("=")
+    if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
+        known, wants = True, False
+    else:
+        known, wants = name in (*HANDLERS, *SINKS), name in SINKS
+    if not known:
+        words = (*HANDLERS, *(f"{sink}=FILE" for sink in SINKS), "module:name")
+        raise ValueError(f"no handler {name!r}: give {', '.join(words[:-1])} or {words[-1]}")
+    if wants and not argument:
+        raise ValueError(f"{name} names no file: give {name}=FILE")
+    if equals and not wants:
+        raise ValueError(f"{name} takes no argument: leave out ={argument}")
+    return name, argument if wants else None
+
+
+def consumer(raw: object) -> ConsumerSpec:
+    """HANDLER[@CPU][,policy=..][,wait=..][,name=..], CPU a list: items without `=` belong to it.
+
+    A file name with `,` or `@` in it can be given in a spec file only.
+    """
+    text = _text(raw)
+    head, *items = text.split(",")
+    options = [item for item in items if "=" in item]
+    more_cpus = items[: len(items) - len(options)]
+    if items != more_cpus + options or (more_cpus and "@" not in head):
+        stray = next(item for item in items if "=" not in item)
+        raise ValueError(f"{text!r}: {stray!r} is no option: give policy=, wait= or name=")
+    what, at, first_cpus = head.rpartition("@")
+    table: dict[str, object] = {"handler": what if at else head}
+    if at:
+        table["cpus"] = ",".join([first_cpus, *more_cpus])
+    for option in options:
+        key, _, value = option.partition("=")
+        if key not in ("policy", "wait", "name"):
+            raise ValueError(f"{text!r}: unknown option {key!r}: give policy=, wait= or name=")
+        if key in table:
+            raise ValueError(f"{text!r}: {key} is given twice: give it once")
+        table[key] = value
+    try:
+        return _consumer({key: CONSUMER[key](value) for key, value in table.items()})
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+
+
+# The parsers of all keys; flags of the same names use them too.
+RUN: dict[str, Parser] = {
+    "name": engine_name,
+    "timestamps": switch,
+    "stamp": one_of("none", "rxring", "seed"),
+    "sender": engine_name,
+    "fifo": count(1, 99),
+    "mlock": switch,
+    "duration": seconds,
+    "packets": count(1, (1 << 63) - 1),
+    "every": seconds,
+    "json": switch,
+    "plain": switch,
+}
+RECEIVER: dict[str, Parser] = {
+    "listen": listen,
+    "rx-cpu": cpus,
+    "receive": one_of("recvmmsg", "recvmsg"),
+    "batch": count(1, MAX_BATCH),
+    "rcvbuf": size,
+}
+RING: dict[str, Parser] = {"size": size}
+CONSUMER: dict[str, Parser] = {
+    "handler": handler,
+    "cpus": cpus,
+    "policy": one_of("gate", "skip"),
+    "wait": one_of("block", "yield", "spin"),
+    "name": consumer_name,
+}
+_TABLES = {"receiver": RECEIVER, "ring": RING, "consumer": CONSUMER}
+
+
+# ── files and flags ──────────────────────────────────────────────────────────────────────────────────
+
+
+def read(path: Path | None, flags: Mapping[str, Any]) -> RunSpec:
+    """The run that a spec file and flags ask for, complete and checked. Refused where it can't be.
+
+    flags: values as the parsers return them, by the flags' names; `listen` and `consumer` are lists.
+    """
+    tree = _load(path) if path else {}
+    receivers: list[dict[str, Any]] = tree.pop("receiver", []) or [{}]
+    consumers = [_consumer(table) for table in tree.pop("consumer", [])]
+    ring = tree.pop("ring", {})
+    for key, value in flags.items():
+        if key == "listen":
+            receivers = [{**receivers[0], "listen": url} for url in value]
+        elif key in RECEIVER:
+            for receiver in receivers:
+                receiver[key] = value
+        elif key == "ring":
+            ring["size"] = value
+        elif key == "consumer":
+            consumers = list(value)
+        else:
+            tree[key] = value
+    if any("listen" not in receiver for receiver in receivers):
+        raise Refused("nothing to listen on: give --listen udp://ADDR:PORT")
+    return _checked(
+        RunSpec(
+            receivers=tuple(ReceiverSpec(**_fields(table)) for table in receivers),
+            ring=RingSpec(**ring),
+            consumers=tuple(consumers),
+            **tree,
+        )
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """The file's keys with their values parsed; `receiver` and `consumer` as lists of such tables."""
+    try:
+        tree = tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise Refused(f"{path}: {error.strerror}: give a spec file in TOML") from None
+    except UnicodeDecodeError:
+        raise Refused(f"{path}: not UTF-8: give a spec file in TOML") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise Refused(f"{path}: no TOML: {error}: mend it there") from None
+    tables = {key: tree.pop(key) for key in _TABLES if key in tree}
+    parsed = _parse(str(path), tree, RUN)
+    for key, found in tables.items():
+        if key == "ring":
+            if not isinstance(found, dict):
+                raise Refused(f"{path}: ring is no table: write [ring] and below it size =")
+            parsed[key] = _parse(f"{path}: ring", found, RING)
+        elif not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
+            raise Refused(f"{path}: {key} is no list of tables: write [[{key}]]")
+        else:
+            parsed[key] = [
+                _parse(f"{path}: {key} {i}", table, _TABLES[key]) for i, table in enumerate(found, 1)
+            ]
+    for i, table in enumerate(parsed.get("consumer", []), 1):
+        if "handler" not in table:
+            raise Refused(f'{path}: consumer {i} has no handler: give handler =, like "latency"')
+    return parsed
+
+
+def _parse(where: str, table: dict[str, object], parsers: Mapping[str, Parser]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, raw in table.items():
+        if parsers is RECEIVER and key == "cpus" and "rx-cpu" not in table:
+            key = "rx-cpu"  # `cpus` on each part, as consumers have it
+        if key not in parsers:
+            raise Refused(f"{where}: unknown key {key!r}: {_instead(key, parsers)}")
+        try:
+            values[key] = parsers[key](raw)
+        except ValueError as error:
+            raise Refused(f"{where}: {key}: {error}") from None
+    return values
+
+
+def _instead(key: str, parsers: Mapping[str, Parser]) -> str:
+    """What to write in place of an unknown key."""
+    if parsers is RUN and key in RECEIVER:
+        return "it belongs under [[receiver]]"
+    near = difflib.get_close_matches(key, [*parsers, *(_TABLES if parsers is RUN else ())], 1)
+    return f"did you mean {near[0]}?" if near else f"give one of {', '.join(parsers)}"
+
+
+def _fields(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("-", "_"): value for key, value in table.items()}
+
+
+def _consumer(table: Mapping[str, Any]) -> ConsumerSpec:
+    name, argument = split_handler(table["handler"])
+    return ConsumerSpec(**{**table, "handler": name, "argument": argument})
+
+
+# ── the whole ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _checked(spec: RunSpec) -> RunSpec:
+    """The spec with all names filled in; Refused where its parts do not go together."""
+    if len(spec.receivers) != 1:
+        raise Refused(f"{len(spec.receivers)} receivers: give one, several are not built yet")
+    if spec.json and spec.plain:
+        raise Refused("--json and --plain exclude each other: give one of them")
+    for receiver in spec.receivers:
+        _check_batch(receiver.batch, spec.ring.size)
+    files = [os.path.realpath(c.argument) for c in spec.consumers if c.argument]
+    if len(set(files)) < len(files):
+        raise Refused("two consumers write one file: give each its own")
+    port = spec.receivers[0].listen.port
+    return replace(
+        spec,
+        name=spec.name or (f"rx{port}" if port else f"rx{os.getpid()}"),
+        consumers=_named(spec.consumers),
+    )
+
+
+def largest_batch(ring_bytes: int) -> int:
+    """The most messages a receive may ask for: it reserves at most an eighth of the ring."""
+    from rings.layout import Geometry
+
+    try:
+        geometry = Geometry.fitting(ring_bytes)
+    except ValueError as error:
+        raise Refused(f"--ring {format_size(ring_bytes)}: {error}") from None
+    return min(MAX_BATCH, geometry.arena_bytes // 8 // STRIDE_BYTES, geometry.frames // 8)
+
+
+def _check_batch(batch: int, ring_bytes: int) -> None:
+    largest = largest_batch(ring_bytes)
+    if batch > largest:
+        ring = format_size(ring_bytes)
+        raise Refused(
+            f"--batch {batch} takes more than an eighth of a ring of {ring}: "
+            f"give --batch {largest} or less, or a larger --ring"
+        )
+
+
+def _named(consumers: Iterable[ConsumerSpec]) -> tuple[ConsumerSpec, ...]:
+    """Each with a name of its own: the given one, or its handler's, with -2, -3 … where that is taken."""
+    given = [c.name for c in consumers if c.name]
+    twice = next((name for name in given if given.count(name) > 1), None)
+    if twice:
+        raise Refused(f"two consumers are named {twice!r}: give each its own name=")
+    taken = set(given)
+    named = []
+    for spec in consumers:
+        name, number = spec.name or _default_name(spec.handler, ""), 1
+        while not spec.name and name in taken:
+            number += 1
+            name = _default_name(spec.handler, f"-{number}")
+        taken.add(name)
+        named.append(replace(spec, name=name))
+    return tuple(named)
+
+
+def _default_name(handler_name: str, suffix: str) -> str:
+    """A handler of the user's is called by what stands after the colon."""
+    base = handler_name.rpartition(":")[2]
+    return base.encode()[: NAME_BYTES - len(suffix)].decode(errors="ignore") + suffix
