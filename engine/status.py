@@ -52,6 +52,7 @@ class Status:
     workers: list[str]
     segment: Segment
     memory: memoryview
+    owner: bool = False
 
     @classmethod
     def create(
@@ -72,7 +73,7 @@ class Status:
         started_ns = time.time_ns()
         _HEADER.pack_into(memory, 0, bytes(8), len(workers), 0, os.getpid(), started_ns, kind.encode())
         memory[0:8] = MAGIC
-        return cls(name, kind, os.getpid(), started_ns, list(workers), segment, memory)
+        return cls(name, kind, os.getpid(), started_ns, list(workers), segment, memory, owner=True)
 
     @classmethod
     def open(cls, name: str) -> Status:
@@ -136,11 +137,11 @@ class Status:
         """A forked worker's copy: it keeps the memory, not the supervisor's lock."""
         os.close(self.segment.fd)
         self.segment.fd = -1
-        self.pid = -1
+        self.owner = False
 
     def close(self) -> None:
         """Remove it, if we created it, and let go of it."""
-        if self.pid == os.getpid():
+        if self.owner:
             self.segment.unlink()
         self.memory.release()
         self.segment.forget()
