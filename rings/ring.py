@@ -322,7 +322,8 @@ def list_rings() -> list[RingInfo]:
 
 def remove(name: str) -> list[str]:
     """Remove the dead objects of `name`; their names. RingError where one lives, or there is none."""
-    objects = [found.object for found in find() if found.name == check_name(name)]
+    check_name(name)
+    objects = [found.object for found in find() if found.name == name]
     if not objects:
         raise RingError(f"no ring {name!r}: `rxring rings ls` lists them")
     for object_ in objects:

@@ -97,3 +97,12 @@ def fork() -> Iterator[Callable[..., Child]]:
 def board() -> NDArray[Any]:
     """Zeros, shape (64,), int64, shared with forked children: what they have to tell, SIGKILL or not."""
     return np.frombuffer(mmap.mmap(-1, 64 * 8), np.int64)
+
+
+@pytest.fixture(scope="session")
+def loops() -> Any:
+    """The module ring_loops, compiled: children that are forked from now on need not."""
+    import ring_loops
+
+    ring_loops.compile_all()
+    return ring_loops

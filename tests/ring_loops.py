@@ -6,9 +6,12 @@ knows of each byte what it must be, whoever wrote it, and after any restart.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from numba import carray
 
+import rings
 from rings.atomics import pointer
 from rings.jit import jit
 from rings.layout import DESCRIPTOR
@@ -169,3 +172,18 @@ def put(state, data, lengths, segments):  # type: ignore[no-untyped-def]
 def reserve_only(state, frames, size):  # type: ignore[no-untyped-def]
     """What a receive does that brings nothing."""
     return reserve(state[0], frames, size)
+
+
+def compile_all() -> None:
+    """Run each once, on a small ring."""
+    board = np.zeros(8, np.int64)
+    with rings.create(f"t{os.getpid()}.loops", frames=16, arena_bytes=4096) as ring:
+        writer = ring.writer()
+        end_ns = monotonic_ns() + 10_000_000_000
+        for policy in ("gate", "skip"):
+            with ring.reader(name=policy, policy=policy) as reader:
+                write(writer.state, writer.state[0]["head"] + 8, 100, 4, end_ns)
+                read(reader.state, 0, 100, 2, board, 0, 8, end_ns)
+        put(writer.state, np.zeros(1, np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64))
+        reserve_only(writer.state, 1, 1)
+        writer.close()
