@@ -433,7 +433,8 @@ def largest_batch(ring_bytes: int) -> int:
         geometry = Geometry.fitting(ring_bytes)
     except ValueError as error:
         raise Refused(f"--ring {format_size(ring_bytes)}: {error}") from None
-    return min(MAX_BATCH, geometry.arena_bytes // 8 // STRIDE_BYTES, geometry.frames // 8)
+    # Geometry.fitting has a frame for each STRIDE_BYTES, so descriptors never run out first.
+    return min(MAX_BATCH, geometry.arena_bytes // 8 // STRIDE_BYTES)
 
 
 def _check_batch(batch: int, ring_bytes: int) -> None:

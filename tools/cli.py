@@ -45,7 +45,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except Failed as error:
         return _complain(str(error), 1)
     except OSError as error:
-        return _complain(f"{error.strerror or error}: RXRING_DEBUG=1 shows where", 1)
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}: RXRING_DEBUG=1 shows where", 1)
     except Exception as error:
         return _complain(f"unexpected {type(error).__name__}: {error}: RXRING_DEBUG=1 shows where", 1)
 

@@ -1,0 +1,202 @@
+"""The three forms of a report: on pipes, in files, and on a real terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import re
+import struct
+import termios
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import run_views as views
+
+from engine.errors import Failed
+from engine.report import JsonReport, LiveReport, PlainReport, Report, choose
+
+
+def speak(report: Report) -> None:
+    """A whole run."""
+    with report:
+        report.note("compiling")
+        report.ready({"type": "ready", **views.ready()})
+        report.interval(views.calm("interval", 1.0))
+        report.interval(views.calm("interval", 2.0))
+        report.summary(views.calm("summary", 2.5))
+
+
+def test_json_is_an_object_a_line_and_nothing_else() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    report = choose(json=True, out=out, err=err)
+    assert isinstance(report, JsonReport)
+    speak(report)
+    objects = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [o["type"] for o in objects] == ["ready", "interval", "interval", "summary"]
+    assert objects[1] == views.calm("interval", 1.0)
+    assert err.getvalue() == "compiling\n"
+
+
+def test_json_takes_the_numbers_of_numpy() -> None:
+    out = io.StringIO()
+    found = {"n": np.int64(3), "x": np.float64(0.5), "a": np.arange(3), "nan": float("nan")}
+    JsonReport(out, io.StringIO()).interval({"type": "interval", "result": found})
+    assert json.loads(out.getvalue())["result"] == {"n": 3, "x": 0.5, "a": [0, 1, 2], "nan": None}
+
+
+@pytest.mark.parametrize("bad", [object(), {1.5: object()}, {("a", "b"): 1}, "\ud800"])
+def test_what_is_no_json_is_a_failure_with_a_reason(bad: object) -> None:
+    with pytest.raises(Failed, match="a handler's report is no JSON"):
+        JsonReport(io.StringIO(), io.StringIO()).interval({"result": bad})
+
+
+def test_a_pipe_gets_plain_lines() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    report = choose(out=out, err=err)
+    assert isinstance(report, PlainReport)
+    speak(report)
+    lines = out.getvalue().splitlines()
+    assert lines[:2] == ["ready: rx5000, pid 4100", "  rx0 receives on udp://127.0.0.1:5000, cpu 0, pid 4101"]
+    assert "   1.0 s  rx0  200 k/s  160 Mbit/s  12.3 a call  2,400,000 packets  0 dropped" in lines
+    assert sum("socket p50 21.4 µs p99 70.6 µs" in line for line in lines) == 2
+    assert "=         0 residual  balanced" in lines
+    assert err.getvalue() == "compiling\n"
+    assert "\x1b" not in out.getvalue()
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_plain_lines_stay_whole_in_a_pipe_and_fold_on_a_terminal() -> None:
+    whole, folded = io.StringIO(), io.StringIO()
+    PlainReport(whole, io.StringIO()).interval(views.troubled("interval"))
+    PlainReport(folded, io.StringIO(), 60).interval(views.troubled("interval"))
+    assert len(whole.getvalue().splitlines()) == 6  # receiver, ring, four consumers
+    assert max(map(len, folded.getvalue().splitlines())) <= 60
+    assert folded.getvalue().split() == whole.getvalue().split()
+
+
+def test_trouble_is_in_the_plain_lines() -> None:
+    out = io.StringIO()
+    PlainReport(out, io.StringIO()).interval(views.troubled("interval"))
+    for told in (
+        "1,973 frames dropped",
+        "truncated 12",
+        "ECONNREFUSED 2",
+        "dead  3 restarts",
+        "681,629 skipped",
+    ):
+        assert told in out.getvalue()
+
+
+# ── on a terminal ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Terminal:
+    """A pseudo-terminal of a given width; what was written to it can be read."""
+
+    def __init__(self, width: int) -> None:
+        self.master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+        self.out = os.fdopen(slave, "w")
+        self._read = b""
+        self._reader = threading.Thread(target=self._drain)
+        self._reader.start()
+
+    def _drain(self) -> None:
+        try:
+            while chunk := os.read(self.master, 65536):
+                self._read += chunk
+        except OSError:  # EIO: the other end is closed
+            return
+
+    def written(self) -> str:
+        self.out.close()
+        self._reader.join()
+        os.close(self.master)
+        return self._read.decode()
+
+
+@pytest.fixture(autouse=True)
+def _a_terminal_as_users_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=[60, 80, 160])
+def terminal(request: pytest.FixtureRequest) -> Iterator[Terminal]:
+    opened = Terminal(request.param)
+    yield opened
+    if not opened.out.closed:
+        opened.written()
+
+
+def test_a_terminal_gets_a_live_table_and_is_left_as_it_was(terminal: Terminal) -> None:
+    threads = threading.active_count()
+    report = choose(out=terminal.out, err=io.StringIO())
+    assert isinstance(report, LiveReport)
+    with report:
+        report.ready(views.ready())
+        report.interval(views.calm("interval", 1.0))
+        assert threading.active_count() == threads  # the supervisor must be able to fork
+        report.summary(views.calm())
+    text = terminal.written()
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor
+    assert "receiving on udp://127.0.0.1:5000" in text
+    assert re.search(r"residual.*balanced", text)
+    assert text.endswith("\n\x1b[?25h")
+
+
+def test_notes_go_above_the_table(terminal: Terminal) -> None:
+    with choose(out=terminal.out, err=terminal.out) as report:
+        report.note("compiling")
+        report.ready(views.ready())
+        report.note("latency ended (killed by SIGKILL): started anew")
+        report.summary(views.calm())
+    text = terminal.written()
+    assert text.startswith("compiling\r\n")
+    assert re.search(r"\x1b\[2K.*latency ended \(killed by SIGKILL\): started anew", text, re.S)
+
+
+def test_notes_go_to_stderr_where_that_is_not_the_terminal(terminal: Terminal, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+") as log:
+        with choose(out=terminal.out, err=log) as report:
+            report.ready(views.ready())
+            report.note("started anew")
+            report.summary(views.calm())
+        log.seek(0)
+        assert log.read() == "started anew\n"
+    assert "started anew" not in terminal.written()
+
+
+def test_an_error_leaves_the_last_table_and_the_cursor(terminal: Terminal) -> None:
+    def fail(report: Report) -> None:
+        with report:
+            report.ready(views.ready())
+            report.interval(views.calm("interval", 1.0))
+            raise Failed("the disk is full")
+
+    with pytest.raises(Failed):
+        fail(choose(out=terminal.out, err=io.StringIO()))
+    assert terminal.written().endswith("\x1b[?25h")
+
+
+def test_plain_and_dumb_terminals_get_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(choose(plain=True, out=terminal.out), PlainReport)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(choose(out=terminal.out), PlainReport)
+
+
+def test_a_reader_that_goes_away_is_a_broken_pipe() -> None:
+    for form in (JsonReport, PlainReport):
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        out = os.fdopen(write_end, "w")
+        with pytest.raises(BrokenPipeError):
+            form(out, io.StringIO()).interval(views.calm("interval"))
+        with pytest.raises(BrokenPipeError):
+            out.close()
