@@ -98,9 +98,9 @@ def test_trouble_is_in_the_plain_lines() -> None:
 class Terminal:
     """A pseudo-terminal of a given width; what was written to it can be read."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, height: int = 50) -> None:
         self.master, slave = os.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         self.out = os.fdopen(slave, "w")
         self._read = b""
         self._reader = threading.Thread(target=self._drain)
@@ -149,6 +149,17 @@ def test_a_terminal_gets_a_live_table_and_is_left_as_it_was(terminal: Terminal) 
     assert "receiving on udp://127.0.0.1:5000" in text
     assert re.search(r"residual.*balanced", text)
     assert text.endswith("\n\x1b[?25h")
+
+
+def test_the_end_is_shown_whole_on_a_terminal_that_is_too_low() -> None:
+    terminal = Terminal(80, height=12)
+    with choose(out=terminal.out, err=io.StringIO()) as report:
+        report.ready(views.ready())
+        report.interval(views.calm("interval", 1.0))
+        report.summary(views.calm())
+    last = terminal.written().rpartition("\x1b[2K")[2]
+    for shown in ("rx5000", "receiver", "sent", "residual", "= total"):
+        assert shown in last
 
 
 def test_notes_go_above_the_table(terminal: Terminal) -> None:
