@@ -60,11 +60,13 @@ class Listen(Struct, frozen=True):
 
 
 class ReceiverSpec(Struct, frozen=True, kw_only=True):
+    """rcvbuf: bytes to ask for, as the kernel counts them; None leaves the system's default."""
+
     listen: Listen
     rx_cpu: tuple[int, ...] | None = None
     receive: Literal["recvmmsg", "recvmsg"] = "recvmmsg"
     batch: int = 64
-    rcvbuf: int | None = None
+    rcvbuf: int | None = 8 << 20
 
 
 class RingSpec(Struct, frozen=True, kw_only=True):
