@@ -1,0 +1,1 @@
+"""Sinks: handlers that write packets somewhere."""
