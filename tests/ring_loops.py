@@ -17,9 +17,11 @@ from rings.jit import jit
 from rings.layout import DESCRIPTOR
 from rings.libc import memmove, monotonic_ns, sleep_ns
 from rings.reader import NEVER, is_closed, poll, release
+from rings.wait import _sleep as sleep
 from rings.wait import wait
-from rings.writer import describe, publish, reserve
+from rings.writer import append, describe, publish, reserve
 
+SLEEP = 9  # a strategy of `ping`: what `block` does without its naps
 _FRAME_BYTES = DESCRIPTOR.itemsize
 FRAMES, PACKETS, TORN, BATCHES, GAPS = range(5)  # what `read` writes on its board, from `at`
 DEADLINE, CLOSED, ENOUGH = range(3)  # why `read` came back
@@ -174,6 +176,30 @@ def reserve_only(state, frames, size):  # type: ignore[no-untyped-def]
     return reserve(state[0], frames, size)
 
 
+@jit
+def ping(reader_state, writer_state, strategy, rounds, board, at, first):  # type: ignore[no-untyped-def]
+    """Answer every packet with one, `rounds` times; who is `first` begins. board[at]: how many were got,
+    board[at + 1]: waits of more than 90 ms."""
+    r, w = reader_state[0], writer_state[0]
+    if first:
+        append(w, r.descriptors, 8, 1)
+    while board[at] < rounds:
+        began_ns = monotonic_ns()
+        while poll(r, 1) == 0:
+            if strategy == SLEEP:
+                sleep(r, began_ns + 60_000_000_000)
+            else:
+                wait(r, strategy, began_ns + 60_000_000_000)
+            if monotonic_ns() - began_ns > 60_000_000_000:
+                return
+        if monotonic_ns() - began_ns > 90_000_000:
+            board[at + 1] += 1
+        release(r, 1)
+        board[at] += 1
+        if not first or board[at] < rounds:
+            append(w, r.descriptors, 8, 1)
+
+
 def compile_all() -> None:
     """Run each once, on a small ring."""
     board = np.zeros(8, np.int64)
@@ -186,4 +212,6 @@ def compile_all() -> None:
                 read(reader.state, 0, 100, 2, board, 0, 8, end_ns)
         put(writer.state, np.zeros(1, np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64))
         reserve_only(writer.state, 1, 1)
+        with ring.reader(name="ping") as reader:
+            ping(reader.state, writer.state, 0, 1, board, 4, True)
         writer.close()

@@ -191,7 +191,7 @@ def test_any_batch_is_cut_as_the_kernel_glued_it(
         assert len(wanted) == ring.published()[1] - joined
 
 
-# The end of a batch -------------------------------------------------------------------------------------
+# The end of a batch -----------------------------------------------------------------------------------
 
 
 def test_an_ended_batch_says_so(reader: Reader, writer: Writer) -> None:
@@ -275,7 +275,7 @@ def test_intact_can_be_asked_when_all_is_closed(ring: Ring, writer: Writer) -> N
     assert view.tobytes() == b"a"
 
 
-# Release ahead of the end --------------------------------------------------------------------------------
+# Release ahead of the end -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [[], [0], [1, 2], [3, 3, 1], [5], [99], [2, 99]])

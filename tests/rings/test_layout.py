@@ -168,7 +168,7 @@ def test_lock_bytes_differ() -> None:
     assert not fixed & set(readers)
 
 
-# The hash --------------------------------------------------------------------------------------------
+# The hash ---------------------------------------------------------------------------------------------
 
 
 def _moved(dtype: np.dtype[np.void], name: str) -> np.dtype[np.void]:

@@ -114,7 +114,7 @@ def test_a_living_ring_is_not_replaced(made: Ring, name: str) -> None:
         rings.create(name, frames=16, arena_bytes=4096)
 
 
-# What cannot be attached to ----------------------------------------------------------------------------
+# What cannot be attached to ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_attach_while_it_is_created_again_and_again(name: str, fork: Any) -> Non
             assert child.wait() == 0
 
 
-# Looking ------------------------------------------------------------------------------------------------
+# Looking ----------------------------------------------------------------------------------------------
 
 
 def test_state(made: Ring) -> None:

@@ -274,7 +274,7 @@ def test_skippers_and_those_who_left_are_not_waited_for(ring: Ring) -> None:
     skipper.close()
 
 
-# Restart ------------------------------------------------------------------------------------------------
+# Restart ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", range(20))
