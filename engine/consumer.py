@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from engine.errors import Failed
 from engine.handlers.api import Handler, Options, compiled
+from engine.net.stamp import StampName
 from engine.spec import ConsumerSpec
 from engine.worker import Worker
 from rings.jit import compile_for, jit
@@ -58,10 +59,10 @@ class Consumer:
     spec: ConsumerSpec
     handler: Handler
     on_batch: Any
-    stamp: str
+    stamp: StampName
 
     @classmethod
-    def compile(cls, spec: ConsumerSpec, handler: Handler, stamp: str) -> Consumer:
+    def compile(cls, spec: ConsumerSpec, handler: Handler, stamp: StampName) -> Consumer:
         on_batch = compiled(handler)
         compile_for(consume, np.zeros(1, READER_STATE), on_batch, 0, 0, 0)
         return cls(spec, handler, on_batch, stamp)

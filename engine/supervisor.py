@@ -44,6 +44,7 @@ _START_S = 30.0  # a worker that is not ready by then never will be
 _STALLED_S = 5.0  # at the end: a worker that has not moved for so long is not waited for …
 _STOPPED_S = 0.3  # … and one that is stopped (SIGSTOP) for so long
 _SENDER_S = 1.0  # at the end: how long a sender that still runs is waited for
+_READER_SLOTS = 16  # of each ring at least: others than our consumers may attach
 _DEATHS, _WITHIN_S = 5, 10.0  # so many deaths of a worker in so many seconds are a fault, no accident
 _LOOK_MS = 20  # how often the supervisor looks for the sender, and whether the end has come
 
@@ -138,7 +139,8 @@ class Supervisor:
             state_bytes=[0 for _ in names] + [c.consumer.state_bytes for c in self.consumers] + [0],
         )
         for i, spec in enumerate(self.spec.receivers):
-            ring = create(self.spec.name, number=i, size_bytes=self.spec.ring.size)
+            slots = max(_READER_SLOTS, len(self.consumers))
+            ring = create(self.spec.name, number=i, size_bytes=self.spec.ring.size, readers=slots)
             sock, buffer = open_udp(timestamps=self.spec.timestamps, rcvbuf=spec.rcvbuf)
             if buffer.short:
                 self.report.note(f"{names[i]}: {buffer.advice}")

@@ -42,8 +42,10 @@ def main() -> int:
     port, name = _free_port(), f"demo{os.getpid()}"
     rxring = [sys.executable, "-m", "tools.cli"]
     run = subprocess.Popen(
-        [*rxring, "run", "--name", name, "--listen", f"udp://127.0.0.1:{port}", "--sender", f"{name}s"]
-        + ["--rx-cpu", f"{receive}", "--consumer", f"latency@{process}", "--consumer", f"gaps@{process}"]
+        [
+            *(*rxring, "run", "--name", name, "--listen", f"udp://127.0.0.1:{port}", "--sender", f"{name}s"),
+            *("--rx-cpu", f"{receive}", "--consumer", f"latency@{process}", "--consumer", f"gaps@{process}"),
+        ]
     )
     send = None
     try:
@@ -56,8 +58,10 @@ def main() -> int:
                 return 1
             time.sleep(0.05)
         send = subprocess.Popen(
-            [*rxring, "send", "--to", f"127.0.0.1:{port}", "--name", f"{name}s", "--cpu", f"{process}"]
-            + ["--size", "100", "--rate", f"{RATE}", "--duration", f"{SECONDS}", "--json"],
+            [
+                *(*rxring, "send", "--to", f"127.0.0.1:{port}", "--name", f"{name}s", "--cpu", f"{process}"),
+                *("--size", "100", "--rate", f"{RATE}", "--duration", f"{SECONDS}", "--json"),
+            ],
             stdout=subprocess.DEVNULL,
         )
         while send.poll() is None and run.poll() is None:
