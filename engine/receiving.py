@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import Failed
-from engine.net.receiver import FAILED, FINISHED, SLICE, Receiver, receive, take_up
+from engine.net.receiver import FAILED, FINISHED, SLICE, Receiver, give_up, receive, take_up
 from engine.net.sockets import cut_off
 from engine.spec import ReceiverSpec
 from engine.worker import Worker
@@ -29,7 +29,8 @@ def compile_all() -> None:
     rx = Receiver.prepare(-1, batch=1, one_by_one=False, timestamps=True, packets=None)
     w = np.zeros(1, WRITER_STATE)
     compile_for(receive, rx.state, w, 0, 0, True)
-    compile_for(take_up, rx.state, w, 0)
+    compile_for(take_up, rx.state, w)
+    compile_for(give_up, rx.state, w)
     Writer.compile()
 
 
@@ -46,7 +47,7 @@ class Receiving:
         ring = attach(ring_name, ring_number)
         writer = ring.writer()
         stop = worker.stop_address
-        take_up(self.rx.state, writer.state, stop)
+        take_up(self.rx.state, writer.state)
         worker.ready({})
         published_ns = 0
         while True:
@@ -64,6 +65,7 @@ class Receiving:
                 published_ns = deadline_ns
         if why != FINISHED:
             self._drain(writer, stop)
+            give_up(self.rx.state, writer.state)
         writer.close()
         worker.publish({"finished": why == FINISHED})
         ring.forget()

@@ -3,12 +3,13 @@
 Each message of a call has two buffers: `stride` bytes in the arena, and behind them, privately, the rest
 of a maximal datagram. `stride` follows the largest message of late, so the arena is dense: after the call
 a message is moved down only where it would leave a hole of more than an eighth of its length. When a
-message overflows its stride, that batch is put together privately and published frame by frame.
+message overflows its stride, that batch is put together privately and published frame by frame, as the
+ring has room; nothing else is received meanwhile.
 
 A receiver may be killed at any instruction. Its working memory is shared with the supervisor, so its
-successor finds what the last call had taken from the socket: each header's length is UNTOUCHED before the
-call, and the kernel fills it. What was taken and neither published nor refused is published now, where
-the call's bytes are still as the kernel wrote them, and else counted as lost in flight.
+successor finds what the last call had taken from the socket: each header's flags are UNTOUCHED before the
+call, and the kernel fills them. `phase` says how far it had come with that; every step from one phase to
+the next can be made again. Only packets that were being moved within the arena are lost, and counted.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from engine.net.libc import (
     shared_zeros,
 )
 from engine.net.sockets import SO_TIMESTAMPNS
-from rings.atomics import load_acquire, load_relaxed, pointer, scratch, store_relaxed
+from rings.atomics import fence_release, load_acquire, load_relaxed, pointer, scratch, store_relaxed
 from rings.jit import jit
-from rings.layout import ALIGN, MAX_FRAME_BYTES, REFUSALS, WRITER, FrameFlag, Geometry, offsets
+from rings.layout import ALIGN, MAX_FRAME_BYTES, REFUSALS, WRITER, FrameFlag, offsets
 from rings.libc import errno, memmove, monotonic_ns, realtime_ns, sleep_ns, thread_cpu_ns
 from rings.writer import describe, publish, reserve
 
@@ -66,9 +67,14 @@ _FIRST_STRIDE = 2048
 _LEAST_STRIDE = 64
 _STRIDE_CALLS = 64  # after so many calls the stride may shrink
 _FULL_PAUSE_NS = 50_000
-_GRACE_NS = 300_000_000
 _POLL_MS = 50
-_IDLE, _CALLING, _FINISHING = 0, 1, 2
+_NO_END = (1 << 62) - 1
+# How far it has come with what a call took, and what a successor does with it.
+_IDLE = 0  # nothing is taken that is not published, refused or counted as lost
+_CALLING = 1  # the bytes are as the kernel wrote them: publish them, unless they are published already
+_MOVING = 2  # some are being moved in the arena: lost, but for those that are published
+_PRIVATE = 3  # each message is whole in its overflow buffer: go on with the first that is not settled
+_SETTLING = 4  # `lost` is what the ring's count is to be
 
 # The receiver's working memory, in a mapping that the supervisor and the next receiver share.
 RECEIVER_STATE = np.dtype(
@@ -83,17 +89,21 @@ RECEIVER_STATE = np.dtype(
             "batch",
             "one_by_one",  # recvmsg instead of recvmmsg
             "timestamps",
-            "packets_left",  # until the run has enough; −1: no end
+            "packets",  # how many to receive
+            "room",  # bytes for one message, arena and overflow buffer together
             "stride",
             "largest",  # message since the stride was last looked at
             "calls_to_look",
             "short",  # the last call emptied the socket
             "phase",
+            "lost",  # in flight, all together
             "start",  # virtual arena position of the call's first buffer
             "armed",  # how many buffers the call had
             "call_head",  # `published` when it was made
             "call_frames",  # all that calls had taken before it
             "call_refused",  # sum of all refused then
+            "taken",  # how many messages it brought, in phase PRIVATE
+            "received_ns",  # when it came back, in phase PRIVATE
             "failure",  # errno that ended the loop
             "cpu_before_ns",  # CPU time of its predecessors, less this one's until it began
         )
@@ -112,9 +122,21 @@ class Receiver:
 
     @classmethod
     def prepare(
-        cls, fd: int, *, batch: int, one_by_one: bool, timestamps: bool, packets: int | None
+        cls,
+        fd: int,
+        *,
+        batch: int,
+        one_by_one: bool,
+        timestamps: bool,
+        packets: int | None,
+        room: int = MAX_FRAME_BYTES,
     ) -> Receiver:
-        """For socket `fd` (non-blocking). `packets`: receive exactly so many."""
+        """For socket `fd` (non-blocking).
+
+        batch: at most an eighth of the ring's frames. packets: receive exactly so many.
+        room: bytes that a message may have, a multiple of ALIGN from 2048 to MAX_FRAME_BYTES; longer ones
+        are refused as truncated.
+        """
         messages = Messages.prepare(
             batch, iovecs=2, control_bytes=_CONTROL_BYTES if timestamps else 0, shared=True
         )
@@ -129,25 +151,36 @@ class Receiver:
         rx["batch"] = batch
         rx["one_by_one"] = one_by_one
         rx["timestamps"] = timestamps
-        rx["packets_left"] = -1 if packets is None else packets
+        rx["packets"] = _NO_END if packets is None else packets
+        rx["room"] = room
         rx["stride"] = _FIRST_STRIDE
         rx["calls_to_look"] = 4
         rx["short"] = 1
         return cls(state, messages, overflow)
 
 
-def largest_batch(geometry: Geometry) -> int:
-    """The largest batch for a ring: an eighth of its frames, and of its bytes at the least stride."""
-    return max(min(geometry.frames // 8, geometry.arena_bytes // 8 // 128), 1)
-
-
 @jit
 def _buffers(rx, w):  # type: ignore[no-untyped-def]
     """How many buffers the next call has: all strides together take at most an eighth of the arena."""
-    count = min(rx.batch, max(w.arena_bytes // 8 // rx.stride, 1))
-    if rx.packets_left >= 0:
-        count = min(count, rx.packets_left)
+    count = min(rx.batch, max(w.arena_bytes // 8 // rx.stride, 1), _packets_left(rx, w))
     return 1 if rx.one_by_one != 0 else count
+
+
+@jit
+def _packets_left(rx, w):  # type: ignore[no-untyped-def]
+    """How many are still to be received; those lost in flight don't count."""
+    return rx.packets - load_relaxed(w.writer + _FRAMES) + load_relaxed(w.writer + _LOST_IN_FLIGHT)
+
+
+@jit
+def _enter(rx, phase):  # type: ignore[no-untyped-def]
+    """Come into a phase: a successor that sees it sees all that was stored before, and nothing from after.
+
+    It looks only when we are dead, so the order in which the compiler stores is all that matters.
+    """
+    fence_release()
+    rx.phase = phase
+    fence_release()
 
 
 @jit
@@ -161,7 +194,7 @@ def _arm(rx, w, count):  # type: ignore[no-untyped-def]
         iovecs[2 * i].base = buffer
         iovecs[2 * i].length = rx.stride
         iovecs[2 * i + 1].base = beyond
-        iovecs[2 * i + 1].length = _OVERFLOW_BYTES - rx.stride
+        iovecs[2 * i + 1].length = rx.room - rx.stride
         headers[i].control_length = _CONTROL_BYTES * rx.timestamps
         headers[i].flags = _UNTOUCHED
         headers[i].length = _UNTOUCHED
@@ -172,7 +205,7 @@ def _arm(rx, w, count):  # type: ignore[no-untyped-def]
     rx.call_head = w.head
     rx.call_frames = load_relaxed(w.writer + _FRAMES)
     rx.call_refused = _sum_refused(w)
-    rx.phase = _CALLING
+    _enter(rx, _CALLING)
 
 
 @jit
@@ -207,40 +240,56 @@ def _kernel_time(rx, i, control_length, received_ns):  # type: ignore[no-untyped
 
 
 @jit
-def _finish(rx, w, count, received_ns, stop):  # type: ignore[no-untyped-def]
+def _settled(rx, w):  # type: ignore[no-untyped-def]
+    """How many messages of the last call are published or refused."""
+    published = load_relaxed(w.writer + _PUBLISHED) - rx.call_head
+    return published + _sum_refused(w) - rx.call_refused
+
+
+@jit
+def _finish(rx, w, count, received_ns):  # type: ignore[no-untyped-def]
     """Publish what the last call took: `count` messages, in order, each or its refusal counted."""
     headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)
-    for i in range(count):
-        rx.largest = max(rx.largest, headers[i].length)
-    rx.phase = _FINISHING
     store_relaxed(w.writer + _FRAMES, rx.call_frames + count)
-    if rx.packets_left > 0:
-        rx.packets_left -= count
-    if rx.largest > rx.stride:
-        _finish_privately(rx, w, count, received_ns, stop)
+    largest = np.int64(0)
+    for i in range(count):
+        largest = max(largest, headers[i].length)
+    rx.largest = max(rx.largest, largest)
+    if largest > rx.stride:
+        _assemble(rx, w, count, received_ns)
+        _publish_private(rx, w)
     else:
-        source, target, frames, moved = rx.start, rx.start, 0, 0
-        mask = w.arena_bytes - 1
-        for i in range(count):
-            length = np.int64(headers[i].length)
-            if headers[i].flags & MSG_TRUNC:
-                _add(w, _REFUSED + 8 * TRUNCATED, 1)
-            else:
-                if (source - target) * 8 > length:
-                    memmove(w.arena + (target & mask), w.arena + (source & mask), length)
-                    moved += 1
-                else:
-                    target = source
-                time_ns, socket_ns, flags = _kernel_time(rx, i, headers[i].control_length, received_ns)
-                describe(w, frames, time_ns, target, length, socket_ns, 0, flags)
-                target = w.position
-                frames += 1
-            source += rx.stride
-        publish(w, frames)
-        if moved != 0:
-            _add(w, _MOVED, moved)
-    rx.phase = _IDLE
+        _publish_batch(rx, w, count, received_ns)
+        _enter(rx, _IDLE)
     _follow_largest(rx, w)
+
+
+@jit
+def _publish_batch(rx, w, count, received_ns):  # type: ignore[no-untyped-def]
+    """Publish messages that lie in the arena as a whole, moved down where they would leave holes."""
+    headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)
+    source, target, frames, moved = rx.start, rx.start, 0, 0
+    mask = w.arena_bytes - 1
+    for i in range(count):
+        length = np.int64(headers[i].length)
+        if not headers[i].flags & MSG_TRUNC:
+            if (source - target) * 8 > length:
+                if moved == 0:
+                    _enter(rx, _MOVING)
+                memmove(w.arena + (target & mask), w.arena + (source & mask), length)
+                moved += 1
+            else:
+                target = source
+            time_ns, socket_ns, flags = _kernel_time(rx, i, headers[i].control_length, received_ns)
+            describe(w, frames, time_ns, target, length, socket_ns, 0, flags)
+            target = w.position
+            frames += 1
+        source += rx.stride
+    publish(w, frames)
+    if frames < count:
+        _add(w, _REFUSED + 8 * TRUNCATED, count - frames)
+    if moved != 0:
+        _add(w, _MOVED, moved)
 
 
 @jit
@@ -249,46 +298,43 @@ def _follow_largest(rx, w):  # type: ignore[no-untyped-def]
     wanted = min((rx.largest + _ALIGN - 1) & -_ALIGN, max(w.arena_bytes // 8, _LEAST_STRIDE))
     rx.calls_to_look -= 1
     if wanted > rx.stride or rx.calls_to_look <= 0:
-        rx.stride = min(max(wanted, _LEAST_STRIDE), _OVERFLOW_BYTES)
+        rx.stride = min(max(wanted, _LEAST_STRIDE), rx.room)
         rx.calls_to_look = _STRIDE_CALLS
         rx.largest = 0
         store_relaxed(w.writer + _STRIDE, rx.stride)
 
 
 @jit
-def _finish_privately(rx, w, count, received_ns, stop):  # type: ignore[no-untyped-def]
-    """Put each message together in its overflow buffer, then publish one by one as space permits."""
+def _assemble(rx, w, count, received_ns):  # type: ignore[no-untyped-def]
+    """Put each message together in its overflow buffer: the arena is then free for them one by one."""
     headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)
-    _add(w, _OVERFLOWED, 1)
     for i in range(count):
         source = w.arena + ((rx.start & (w.arena_bytes - 1)) + i * rx.stride)
         memmove(rx.overflow + i * _OVERFLOW_BYTES, source, min(np.int64(headers[i].length), rx.stride))
-    for i in range(count):
+    rx.taken = count
+    rx.received_ns = received_ns
+    _add(w, _OVERFLOWED, 1)
+    _enter(rx, _PRIVATE)
+
+
+@jit
+def _publish_private(rx, w):  # type: ignore[no-untyped-def]
+    """Publish assembled messages as far as the ring has room; was there room for all?"""
+    headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)
+    for i in range(_settled(rx, w), rx.taken):
         length = np.int64(headers[i].length)
         if headers[i].flags & MSG_TRUNC:
             _add(w, _REFUSED + 8 * TRUNCATED, 1)
         elif length > w.arena_bytes // 2:
             _add(w, _REFUSED + 8 * TOO_LARGE, 1)
-        elif not _await_room(w, length, stop):
-            _add(w, _REFUSED + 8 * RING_FULL, 1)
+        elif not reserve(w, 1, length):
+            return False
         else:
             memmove(w.arena + (w.position & (w.arena_bytes - 1)), rx.overflow + i * _OVERFLOW_BYTES, length)
-            time_ns, socket_ns, flags = _kernel_time(rx, i, headers[i].control_length, received_ns)
+            time_ns, socket_ns, flags = _kernel_time(rx, i, headers[i].control_length, rx.received_ns)
             describe(w, 0, time_ns, w.position, length, socket_ns, 0, flags)
             publish(w, 1)
-
-
-@jit
-def _await_room(w, length, stop):  # type: ignore[no-untyped-def]
-    """Wait for room for one frame; after a stop only a moment longer, then give up."""
-    give_up_ns = 0
-    while not reserve(w, 1, length):
-        now_ns = monotonic_ns()
-        if load_acquire(stop) != 0:
-            give_up_ns = now_ns + _GRACE_NS if give_up_ns == 0 else give_up_ns
-            if now_ns >= give_up_ns:
-                return False
-        sleep_ns(_FULL_PAUSE_NS)
+    _enter(rx, _IDLE)
     return True
 
 
@@ -301,7 +347,7 @@ def _await_packets(rx, most_ms):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _receive_batch(rx, w, stop):  # type: ignore[no-untyped-def]
+def _receive_batch(rx, w):  # type: ignore[no-untyped-def]
     """One call, if the ring has room for what it may bring. False: the loop has to end, see rx.failure."""
     count = _buffers(rx, w)
     if not reserve(w, count, count * rx.stride):
@@ -320,9 +366,9 @@ def _receive_batch(rx, w, stop):  # type: ignore[no-untyped-def]
     rx.short = 1 if taken < count else 0
     if taken > 0:
         _add(w, _CALLS, 1)
-        _finish(rx, w, taken, realtime_ns(), stop)
+        _finish(rx, w, taken, realtime_ns())
         return True
-    rx.phase = _IDLE
+    _enter(rx, _IDLE)
     if code in (EAGAIN, EINTR):
         return True
     if (code == _FATAL_CODES).any():
@@ -346,19 +392,22 @@ def receive(rx_state, w_state, stop, deadline_ns, drain):  # type: ignore[no-unt
     rx, w = rx_state[0], w_state[0]
     why = SLICE
     while monotonic_ns() < deadline_ns:
-        if rx.packets_left == 0:
-            why = FINISHED
-            break
-        if drain:
-            if rx.short != 0 and not _await_packets(rx, 0):
-                why = FINISHED
-                break
-        elif load_acquire(stop) != 0:
+        if not drain and load_acquire(stop) != 0:
             why = STOPPED
             break
-        elif rx.short != 0 and not _await_packets(rx, _POLL_MS):
+        if rx.phase == _PRIVATE:
+            if not _publish_private(rx, w):
+                sleep_ns(_FULL_PAUSE_NS)
             continue
-        if not _receive_batch(rx, w, stop):
+        if _packets_left(rx, w) <= 0:
+            why = FINISHED
+            break
+        if rx.short != 0 and not _await_packets(rx, 0 if drain else _POLL_MS):
+            if drain:
+                why = FINISHED
+                break
+            continue
+        if not _receive_batch(rx, w):
             why = FAILED
             break
     store_relaxed(w.writer + _CPU_NS, rx.cpu_before_ns + thread_cpu_ns())
@@ -366,27 +415,38 @@ def receive(rx_state, w_state, stop, deadline_ns, drain):  # type: ignore[no-unt
 
 
 @jit
-def take_up(rx_state, w_state, stop):  # type: ignore[no-untyped-def]
+def take_up(rx_state, w_state):  # type: ignore[no-untyped-def]
     """A successor's first act: settle what its predecessor's last call had taken. `resume` came before.
 
-    Publishes it if the predecessor was killed before it touched the bytes, else counts it as lost.
+    What is whole is published, now or by `receive`; the rest is counted as lost. May be killed, too.
     """
     rx, w = rx_state[0], w_state[0]
     rx.cpu_before_ns = load_relaxed(w.writer + _CPU_NS) - thread_cpu_ns()
-    if rx.phase == _IDLE:
-        return
-    headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)
-    taken, whole = 0, 0
-    while taken < rx.armed and headers[taken].flags != _UNTOUCHED:
-        whole += 1 if headers[taken].length != _UNTOUCHED else 0
-        taken += 1
-    if rx.phase == _CALLING and whole == taken:
-        # Positions count anew after `resume`; offsets are the same.
-        rx.start = w.position + ((rx.start - w.position) & (w.arena_bytes - 1))
-        w.position = rx.start
-        _finish(rx, w, taken, realtime_ns(), stop)
-        return
-    store_relaxed(w.writer + _FRAMES, rx.call_frames + taken)
-    settled = load_relaxed(w.writer + _PUBLISHED) - rx.call_head + _sum_refused(w) - rx.call_refused
-    _add(w, _LOST_IN_FLIGHT, taken - settled)
-    rx.phase = _IDLE
+    if rx.phase in (_CALLING, _MOVING):
+        headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)
+        taken, whole = 0, 0
+        while taken < rx.armed and headers[taken].flags != _UNTOUCHED:
+            whole += 1 if headers[taken].length != _UNTOUCHED else 0
+            taken += 1
+        settled = _settled(rx, w)
+        if rx.phase == _CALLING and settled == 0 and whole == taken:
+            # Positions count anew after `resume`; offsets are the same.
+            rx.start = w.position + ((rx.start - w.position) & (w.arena_bytes - 1))
+            w.position = rx.start
+            _finish(rx, w, taken, realtime_ns())
+        else:
+            store_relaxed(w.writer + _FRAMES, rx.call_frames + taken)
+            rx.lost = load_relaxed(w.writer + _LOST_IN_FLIGHT) + taken - settled
+            _enter(rx, _SETTLING)
+    if rx.phase == _SETTLING:
+        store_relaxed(w.writer + _LOST_IN_FLIGHT, rx.lost)
+        _enter(rx, _IDLE)
+
+
+@jit
+def give_up(rx_state, w_state):  # type: ignore[no-untyped-def]
+    """At the end: what was taken and found no room in the ring is refused."""
+    rx, w = rx_state[0], w_state[0]
+    if rx.phase == _PRIVATE:
+        _add(w, _REFUSED + 8 * RING_FULL, rx.taken - _settled(rx, w))
+        _enter(rx, _IDLE)
