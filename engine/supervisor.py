@@ -64,6 +64,10 @@ class Process:
         return self.pidfd >= 0
 
 
+class _Interrupted(BaseException):
+    """A signal came while everything was still being prepared."""
+
+
 def run(spec: RunSpec, report: Report) -> int:
     """Do a whole run; the exit code. Refused before anything was started, Failed when it broke."""
     try:
@@ -86,6 +90,7 @@ class Supervisor:
         self.sender = KnownSender(spec.sender) if spec.sender else None
         self._poll = select.poll()
         self._signals = 0
+        self._breaks_off = False  # a signal does not wait for the compiler
         self._errors: list[str] = []
         self._previous: dict[str, Any] | None = None
 
@@ -93,15 +98,22 @@ class Supervisor:
 
     def run(self) -> int:
         with self._catching_signals():
-            self._check()
-            self._compile()
-            if self._signals:
+            if not self._prepare():
                 return 0
             self._create()
             self._start()
             self._watch()
             self._stop()
         return 1 if self._errors else 0
+
+    def _prepare(self) -> bool:
+        """Check and compile; False if a signal broke it off."""
+        self._breaks_off = True
+        with contextlib.suppress(_Interrupted):
+            self._check()
+            self._compile()
+        self._breaks_off = False
+        return self._signals == 0
 
     def _check(self) -> None:
         """Refuse early what would be refused late."""
@@ -233,9 +245,9 @@ class Supervisor:
         process.pidfd = os.pidfd_open(process.pid)
         self._poll.register(process.pidfd, select.POLLIN)
         with os.fdopen(readable, "rb") as pipe:
-            there, _, _ = select.select([pipe], [], [], _START_S)
-            if there and pipe.read(1):
-                return
+            there, _, _ = select.select([pipe, self._wakeup], [], [], _START_S)
+            if (pipe in there and pipe.read(1)) or (pipe not in there and self._signals):
+                return  # a signal ends the run; the worker will see that, too
         if not there:
             raise Failed(f"{process.worker.name} did not start within {_START_S:.0f} s")
         code = self._reap(process)
@@ -360,6 +372,8 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signals += 1
+        if self._breaks_off:
+            raise _Interrupted
 
     # ── reporting ────────────────────────────────────────────────────────────────────────────────────
 
