@@ -151,8 +151,6 @@ class Supervisor:
             state_bytes=[0 for _ in names] + [c.consumer.state_bytes for c in self.consumers] + [0],
         )
         for i, spec in enumerate(self.spec.receivers):
-            slots = max(_READER_SLOTS, len(self.consumers))
-            ring = create(self.spec.name, number=i, size_bytes=self.spec.ring.size, readers=slots)
             sock, buffer = open_udp(timestamps=self.spec.timestamps, rcvbuf=spec.rcvbuf)
             if buffer.short:
                 self.report.note(f"{names[i]}: {buffer.advice}")
@@ -163,6 +161,8 @@ class Supervisor:
                 timestamps=self.spec.timestamps,
                 packets=self.spec.packets,
             )
+            slots = max(_READER_SLOTS, len(self.consumers))
+            ring = create(self.spec.name, number=i, size_bytes=self.spec.ring.size, readers=slots)
             self.receivers.append(
                 ReceiverPart(names[i], Receiving(spec, sock, rx), ring, buffer, DropCount(sock))
             )

@@ -16,6 +16,7 @@ SO_TIMESTAMPNS = 35
 SO_RCVBUFFORCE = 33
 SO_ATTACH_FILTER = 26
 SO_MEMINFO = 55
+_MOST_BUFFER_BYTES = (1 << 31) - 2  # twice the largest that setsockopt takes
 _MEMINFO_DROPS = 8  # index of the drop count among SO_MEMINFO's nine u32
 
 
@@ -32,7 +33,7 @@ class ReceiveBuffer:
 
     @property
     def short(self) -> bool:
-        return self.asked is not None and self.granted < self.asked
+        return self.asked is not None and self.granted < self.asked // 2 * 2
 
     @property
     def advice(self) -> str:
@@ -44,7 +45,12 @@ class ReceiveBuffer:
 
 
 def open_udp(*, timestamps: bool, rcvbuf: int | None) -> tuple[socket.socket, ReceiveBuffer]:
-    """An unbound IPv4 UDP socket, set up: nothing can arrive before `bind_udp`."""
+    """An unbound IPv4 UDP socket, set up: nothing can arrive before `bind_udp`.
+
+    Refused where no kernel grants `rcvbuf` bytes; where ours does not, the ReceiveBuffer says so.
+    """
+    if rcvbuf is not None and rcvbuf > _MOST_BUFFER_BYTES:
+        raise Refused(f"a receive buffer of {rcvbuf} bytes: give at most {_MOST_BUFFER_BYTES}")
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.setblocking(False)
     if timestamps:
