@@ -58,21 +58,26 @@ COUNTERS = (
 
 @dataclass(frozen=True, slots=True)
 class NamespaceCounters:
-    """Counters of the network namespace at one moment, packets."""
+    """Counters of the network namespace at one moment, packets.
+
+    udp_errors: all that UDP dropped. udp_full: those of them for which a buffer or memory was full.
+    """
 
     softnet_dropped: int
-    other_errors: int
+    udp_errors: int
+    udp_full: int
 
     @classmethod
     def read(cls) -> NamespaceCounters:
         softnet = Path("/proc/net/softnet_stat").read_text()
-        return cls(
-            sum(parse_softnet_dropped(softnet)), parse_other_udp_errors(Path("/proc/net/snmp").read_text())
-        )
+        snmp = Path("/proc/net/snmp").read_text()
+        return cls(sum(parse_softnet_dropped(softnet)), *parse_udp_errors(snmp))
 
     def since(self, before: NamespaceCounters) -> NamespaceCounters:
         return NamespaceCounters(
-            self.softnet_dropped - before.softnet_dropped, self.other_errors - before.other_errors
+            self.softnet_dropped - before.softnet_dropped,
+            self.udp_errors - before.udp_errors,
+            self.udp_full - before.udp_full,
         )
 
 
@@ -81,14 +86,19 @@ def parse_softnet_dropped(text: str) -> list[int]:
     return [int(line.split()[1], 16) for line in text.splitlines() if line.strip()]
 
 
-def parse_other_udp_errors(text: str) -> int:
-    """UDP errors of /proc/net/snmp that are not full buffers.
-
-    InErrors includes RcvbufErrors and MemErrors, which the socket's own count of drops covers.
-    """
+def parse_udp_errors(text: str) -> tuple[int, int]:
+    """(InErrors, those of them that RcvbufErrors and MemErrors count) of /proc/net/snmp."""
     names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Udp:"))
     udp = dict(zip(names, map(int, values), strict=True))
-    return udp["InErrors"] - udp.get("RcvbufErrors", 0) - udp.get("MemErrors", 0)
+    return udp["InErrors"], udp.get("RcvbufErrors", 0) + udp.get("MemErrors", 0)
+
+
+def other_udp_errors(namespace: NamespaceCounters, socket_dropped: int) -> int:
+    """UDP errors that neither full buffers nor the drops of our own sockets explain.
+
+    A socket's drop for any reason, a bad checksum too, is both in its own count and in InErrors.
+    """
+    return max(namespace.udp_errors - max(namespace.udp_full, socket_dropped), 0)
 
 
 def balance(
@@ -109,9 +119,10 @@ def balance(
     Without a known `sent`, `residual` and `balanced` are None: the ledger begins at the first layer
     that counts.
     """
+    other_errors = other_udp_errors(namespace, socket_dropped)
     residual = None
     if sent is not None:
-        below = (nic_dropped or 0) + namespace.softnet_dropped + socket_dropped + namespace.other_errors
+        below = (nic_dropped or 0) + namespace.softnet_dropped + socket_dropped + other_errors
         residual = sent - (below + lost_in_flight + after_stop + received)
     rings_balance = received == refused + published and all(
         published - c["joined"] == c["delivered"] + c["skipped"] + c["passed"] + c["unread"]
@@ -123,7 +134,7 @@ def balance(
         "softnet_dropped": namespace.softnet_dropped,
         "socket_dropped": socket_dropped,
         "socket_dropped_frames": socket_dropped,
-        "other_errors": namespace.other_errors,
+        "other_errors": other_errors,
         "lost_in_flight": lost_in_flight,
         "after_stop": after_stop,
         "received": received,
