@@ -245,7 +245,8 @@ class Supervisor:
         process.pidfd = os.pidfd_open(process.pid)
         self._poll.register(process.pidfd, select.POLLIN)
         with os.fdopen(readable, "rb") as pipe:
-            there, _, _ = select.select([pipe, self._wakeup], [], [], _START_S)
+            watched: list[Any] = [pipe, self._wakeup]
+            there, _, _ = select.select(watched, [], [], _START_S)
             if (pipe in there and pipe.read(1)) or (pipe not in there and self._signals):
                 return  # a signal ends the run; the worker will see that, too
         if not there:
