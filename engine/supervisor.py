@@ -205,10 +205,11 @@ class Supervisor:
         """Cut off, drain, close, leave, report: in this order, and bounded."""
         assert self.status is not None
         finished = self._finished()
+        # Before the cut: what its filter drops is a UDP error of the namespace, too.
+        self._namespace = NamespaceCounters.read().since(self._namespace)
         for part in self.receivers:
             part.dropped_at_cut = part.dropped.read()
             cut_off(part.receiving.sock)
-        self._namespace = NamespaceCounters.read().since(self._namespace)
         self._ended = time.monotonic()
         self.status.stop = STOP
         self._await_end(self.processes[: len(self.receivers)])
