@@ -16,7 +16,7 @@ from engine.spec import ReceiverSpec
 from engine.worker import Worker
 from rings.jit import compile_for
 from rings.libc import monotonic_ns
-from rings.ring import attach
+from rings.ring import Ring, attach
 from rings.writer import WRITER_STATE, Writer
 
 _SLICE_NS = 50_000_000
@@ -65,18 +65,24 @@ class Receiving:
                 published_ns = deadline_ns
         if why != FINISHED:
             self._drain(writer, stop)
-            give_up(self.rx.state, writer.state)
         writer.close()
         worker.publish({"finished": why == FINISHED})
         ring.forget()
 
+    def finish(self, ring: Ring, stop: int) -> None:
+        """The last acts of a receiver that died before them, in its place: readers wait for the end."""
+        with ring.writer() as writer:
+            take_up(self.rx.state, writer.state)
+            self._drain(writer, stop)
+
     def _drain(self, writer: Writer, stop: int) -> None:
-        """Take what is queued, as long as the readers make room for it."""
+        """Take what is queued, as long as the readers make room for it; refuse what then still waits."""
         moved_ns, published = int(monotonic_ns()), -1
         while int(monotonic_ns()) - moved_ns < _STALLED_NS:
             deadline_ns = int(monotonic_ns()) + _SLICE_NS
             if receive(self.rx.state, writer.state, stop, deadline_ns, True) != SLICE:
-                return
+                break
             now: Any = writer.state[0]["head"]
             if now != published:
                 moved_ns, published = int(monotonic_ns()), now
+        give_up(self.rx.state, writer.state)

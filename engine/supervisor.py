@@ -213,7 +213,9 @@ class Supervisor:
         self._ended = time.monotonic()
         self.status.stop = STOP
         self._await_end(self.processes[: len(self.receivers)])
-        for part in self.receivers:
+        for part, process in zip(self.receivers, self.processes, strict=False):
+            if part.ring.state != "closed":
+                part.receiving.finish(part.ring, process.worker.stop_address)
             left = discard(part.receiving.sock)
             if finished:
                 part.discarded_after_stop += left
