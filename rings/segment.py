@@ -131,7 +131,7 @@ def open_segment(name: str) -> Segment:
         memory = posix_ipc.SharedMemory(name)  # size 0: never resize what exists
     except posix_ipc.ExistentialError:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from None
-    except PermissionError:
+    except posix_ipc.PermissionsError:
         raise RingError(f"{name[1:]} belongs to {_owner_of(name)}: use another name, or that user") from None
     os.set_inheritable(memory.fd, False)
     stat = os.fstat(memory.fd)
@@ -175,7 +175,7 @@ def _create_locked(name: str, size: int) -> Segment:
                     f"{name[1:]} is in use{_holder(name)}: end it first, or use another name"
                 ) from None
             continue
-        except PermissionError:
+        except posix_ipc.PermissionsError:
             raise RingError(f"{name[1:]} belongs to {_owner_of(name)}: use another name") from None
         os.set_inheritable(memory.fd, False)
         segment = Segment(name, memory.fd, size)
