@@ -84,7 +84,7 @@ class ConsumerPart:
     name: str
     consumer: Consumer
     record: int  # its record in the status segment
-    alive: bool = True
+    alive: bool = True  # or ended in order
     restarts: int = 0
     last: dict[str, Any] = field(default_factory=dict)
 

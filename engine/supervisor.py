@@ -57,6 +57,7 @@ class Process:
     life: Callable[[Worker], None]
     pid: int = 0
     pidfd: int = -1
+    code: int | None = None  # how the last one ended
     deaths: list[float] = field(default_factory=list)
 
     @property
@@ -273,7 +274,8 @@ class Supervisor:
         self._poll.unregister(process.pidfd)
         os.close(process.pidfd)
         process.pidfd = -1
-        return os.waitstatus_to_exitcode(how)
+        process.code = os.waitstatus_to_exitcode(how)
+        return process.code
 
     def _words(self, process: Process, code: int) -> str:
         """Why a worker ended, in its own words if it had time for any."""
@@ -385,7 +387,8 @@ class Supervisor:
         assert self.status is not None
         summary = kind == "summary"
         for consumer in self.consumers:
-            consumer.alive = self.processes[consumer.record].runs
+            process = self.processes[consumer.record]
+            consumer.alive = process.runs or process.code == 0
         return snapshot(
             kind,
             (self._ended if summary else time.monotonic()) - self._began,
