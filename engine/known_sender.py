@@ -31,6 +31,16 @@ class KnownSender:
         return self._status is not None
 
     @property
+    def lives(self) -> bool:
+        """Is it there, and not done yet? The kernel frees its lock when it ends, however it ends."""
+        status = self._status
+        return (
+            status is not None
+            and locks.held_by_other(status.segment.fd, LOCK_OWNER)
+            and status.read(0)[0].get("state") != "done"
+        )
+
+    @property
     def sent(self) -> int | None:
         """Packets sent, once the sender is done: before, some are on their way and none can say how many."""
         if self._status is None:

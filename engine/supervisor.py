@@ -43,7 +43,7 @@ from rings.segment import RingError
 _START_S = 30.0  # a worker that is not ready by then never will be
 _STALLED_S = 5.0  # at the end: a worker that has not moved for so long is not waited for …
 _STOPPED_S = 0.3  # … and one that is stopped (SIGSTOP) for so long
-_SENDER_S = 1.0  # at the end: how long a sender that still runs is waited for
+_SENDER_S = 0.5  # at the end: how long a sender that still runs is waited for
 _READER_SLOTS = 16  # of each ring at least: others than our consumers may attach
 _DEATHS, _WITHIN_S = 5, 10.0  # so many deaths of a worker in so many seconds are a fault, no accident
 _LOOK_MS = 20  # how often the supervisor looks for the sender, and whether the end has come
@@ -350,12 +350,15 @@ class Supervisor:
                 self._reap(process)
 
     def _await_sender(self) -> None:
+        """Wait a moment for a sender that is just ending: how much it sent is known only then."""
+        if self.sender is None:
+            return
         deadline = time.monotonic() + _SENDER_S
-        while self.sender and self.sender.came and self.sender.sent is None:
-            if time.monotonic() > deadline or self._signals > 1:
-                self.report.note(f"sender {self.sender.name} still sends: how much it sent is not known")
-                return
+        while self.sender.lives and time.monotonic() < deadline and self._signals < 2:
             self._look(0.01)
+        if self.sender.came and self.sender.sent is None:
+            what = "still sends" if self.sender.lives else "died"
+            self.report.note(f"sender {self.sender.name} {what}: how much it sent is not known")
 
     # ── signals ──────────────────────────────────────────────────────────────────────────────────────
 
