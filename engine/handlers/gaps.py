@@ -48,7 +48,8 @@ from engine.net.stamp import CLOSING, CLOSING_BYTES, MAGIC, STAMP
 from rings.jit import callback, jit
 
 WINDOW = 4096  # sequence numbers behind the highest; a power of two
-RUNS = 1024
+RUNS = 1024  # that are looked at, of all flows
+RUNS_AT_ONCE = 8  # of one flow
 _SLOTS = 2 * RUNS  # hash table of flows, open addressing; a power of two
 _SLOT_SHIFT = 32 - (_SLOTS.bit_length() - 1)
 _GOLDEN = 2654435761  # 2³² / φ: spreads flow ids that follow one another (Knuth's multiplicative hashing)
@@ -62,11 +63,12 @@ _NOT_OF_IT = (1 << 63) - 1
 RUN = np.dtype(
     [
         ("flow", "i8"),
-        ("older", "i8"),  # the flow's run before this one, + 1; 0: none
+        ("older", "i8"),  # the next of the flow's runs, + 1; 0: none
         ("lowest", "i8"),
         ("highest", "i8"),
         ("end", "i8"),  # from closing stamps
-        ("newest_ns", "i8"),  # the latest scheduled time
+        ("began_ns", "i8"),  # the first scheduled time
+        ("newest_ns", "i8"),  # the latest
         ("unique", "i8"),
         ("duplicated", "i8"),
         ("reordered", "i8"),
@@ -82,17 +84,20 @@ GAPS = np.dtype(
         ("unstamped", "i8"),
         ("untracked", "i8"),
         ("flows", "i8"),
-        ("runs", "i8"),
-        ("slots", "i4", (_SLOTS,)),  # a flow's newest run, + 1; 0: free
+        ("begun", "i8"),  # runs, those that have ended included
+        ("past", RUN),  # the sums of those: lowest, end and the counts
+        ("runs", "i8"),  # of `run` in use
+        ("slots", "i4", (_SLOTS,)),  # the first of a flow's runs, + 1; 0: free
         ("run", RUN, (RUNS,)),
     ],
     align=True,
 )
+_SUMS = ("lowest", "end", "unique", "duplicated", "reordered", "too_late")
 
 
 @jit
 def _slot_of(slots, runs, flow):  # type: ignore[no-untyped-def]
-    """Where the flow's newest run stands, or the free slot where it would. Half of the slots are free."""
+    """The slot of a flow, or the free one where it would stand. Half of the slots are always free."""
     at = (flow * _GOLDEN & 0xFFFF_FFFF) >> _SLOT_SHIFT
     while slots[at] > 0 and runs[slots[at] - 1]["flow"] != flow:
         at = (at + 1) & (_SLOTS - 1)
@@ -100,25 +105,67 @@ def _slot_of(slots, runs, flow):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _begin(s, slot, flow, sequence):  # type: ignore[no-untyped-def]
-    """A new run of a flow, before its packet `sequence`; its index + 1, or 0: no room."""
-    if s.runs == RUNS:
-        return 0
-    run = s.run[s.runs]
-    run.flow = flow
-    run.older = s.slots[slot]
-    run.lowest = sequence
-    run.highest = sequence - 1
-    run.newest_ns = _NO_TIME
-    if run.older == 0:
-        s.flows += 1
-    s.runs += 1
-    s.slots[slot] = s.runs
-    return s.runs
+def _most_silent(s, first):  # type: ignore[no-untyped-def]
+    """Of a flow's runs: how many there are, and which, + 1, has been silent longest. first: as in _run_of."""
+    count = 0
+    silent = first
+    at = first
+    while at > 0:
+        if s.run[at - 1].newest_ns < s.run[silent - 1].newest_ns:
+            silent = at
+        count += 1
+        at = s.run[at - 1].older
+    return count, silent
 
 
 @jit
-def _distance(run, sequence, time_ns, closes):  # type: ignore[no-untyped-def]
+def _end(past, run):  # type: ignore[no-untyped-def]
+    """Add the counts of a run to those of all that have ended, and empty it."""
+    past.lowest += run.lowest
+    past.end += max(run.end, run.highest + 1)
+    past.unique += run.unique
+    past.duplicated += run.duplicated
+    past.reordered += run.reordered
+    past.too_late += run.too_late
+    run.end = 0
+    run.unique = 0
+    run.duplicated = 0
+    run.reordered = 0
+    run.too_late = 0
+    run.seen[:] = 0
+
+
+@jit
+def _begin(s, slot, flow, sequence, time_ns):  # type: ignore[no-untyped-def]
+    """A new run of a flow, before its packet `sequence`; its index + 1, or 0: no room.
+
+    A flow that has RUNS_AT_ONCE, or finds the table full, gives up the one that has been silent longest.
+    """
+    first = np.int64(s.slots[slot])
+    count, at = _most_silent(s, first)
+    if count == RUNS_AT_ONCE or (count > 0 and s.runs == RUNS):
+        _end(s.past, s.run[at - 1])
+    elif s.runs == RUNS:
+        return np.int64(0)
+    else:
+        s.runs += 1
+        at = s.runs
+        s.run[at - 1].older = first
+        s.slots[slot] = at
+    run = s.run[at - 1]
+    run.flow = flow
+    run.lowest = sequence
+    run.highest = sequence - 1
+    run.began_ns = time_ns
+    run.newest_ns = time_ns
+    s.begun += 1
+    if count == 0:
+        s.flows += 1
+    return at
+
+
+@jit
+def _distance(run, sequence, time_ns):  # type: ignore[no-untyped-def]
     """How far a packet is from the highest of a run; _NOT_OF_IT if it can't be of this run.
 
     Within a run what is numbered higher is never scheduled earlier.
@@ -129,24 +176,39 @@ def _distance(run, sequence, time_ns, closes):  # type: ignore[no-untyped-def]
     if time_ns <= run.newest_ns:
         # Ahead and yet earlier: that is how the tail looks behind its closing stamp, or a clock set back.
         return abs(ahead) if ahead <= 0 or time_ns == run.newest_ns else ahead + _LAST_RESORT
-    ended = run.end > 0 and not (closes and run.end == sequence)
-    return ahead if ahead > 0 and not ended else np.int64(_NOT_OF_IT)
+    return ahead if ahead > 0 and run.end == 0 else np.int64(_NOT_OF_IT)
 
 
 @jit
-def _run_of(s, newest, sequence, time_ns, closes):  # type: ignore[no-untyped-def]
-    """The run, + 1, that a packet continues best; 0: none. newest: the newest run of its flow, + 1."""
+def _run_of(s, first, sequence, time_ns):  # type: ignore[no-untyped-def]
+    """The run, + 1, that a packet continues best; 0: none. first: the first run of its flow, + 1."""
     best = np.int64(0)
     least = np.int64(_NOT_OF_IT)
-    at = newest
+    at = first
     while at > 0:
         run = s.run[at - 1]
-        distance = _distance(run, sequence, time_ns, closes)
+        distance = _distance(run, sequence, time_ns)
         if distance < least:
             best = at
             least = distance
         at = run.older
     return best
+
+
+@jit
+def _repeats(s, first, sent, at):  # type: ignore[no-untyped-def]
+    """The run, + 1, that this closing stamp has closed before; else `at`, the run that it would fit.
+
+    Unless that one began after the other was closed: a sender may send as many packets again.
+    """
+    began_ns = s.run[at - 1].began_ns if at > 0 else np.int64(_NO_TIME)
+    candidate = first
+    while candidate > 0:
+        run = s.run[candidate - 1]
+        if run.end == sent and run.newest_ns >= began_ns:
+            return candidate
+        candidate = np.int64(run.older)
+    return at
 
 
 @jit
@@ -204,10 +266,13 @@ def _on_packet(s, payload, meta):  # type: ignore[no-untyped-def]
     time_ns = stamp.scheduled_ns if payload.size >= _SCHEDULED_END else np.int64(_NO_TIME)
     flow = np.int64(stamp.flow) & _FLOW
     slot = _slot_of(s.slots, s.run, flow)
+    first = np.int64(s.slots[slot])
     closes = stamp.flow & CLOSING != 0
-    at = _run_of(s, np.int64(s.slots[slot]), sequence, time_ns, closes)
+    at = _run_of(s, first, sequence, time_ns)
+    if closes:
+        at = _repeats(s, first, sequence, at)
     if at == 0:
-        at = _begin(s, slot, flow, sequence)
+        at = _begin(s, slot, flow, sequence, time_ns)
     if at == 0:
         s.untracked += 1
         return
@@ -237,23 +302,26 @@ def _start(state: Any, options: Options) -> None:
 
 
 def _runs_of(state: Any, flow: int) -> list[int]:
-    """Indices of a flow's runs, oldest first."""
+    """Indices of a flow's runs, the latest first."""
     at = int(state["slots"][_slot_of.py_func(state["slots"], state["run"], flow)])
     found = []
     while at > 0:
         found.append(at - 1)
         at = int(state["run"][at - 1]["older"])
-    return found[::-1]
+    return sorted(found, key=lambda i: -int(state["run"][i]["newest_ns"]))
 
 
 def _merge(into: Any, other: Any) -> None:
     """Exact where no flow is in both.
 
-    Two parts of one flow are taken for parts of the same runs. What was reordered or late from one part
-    to the other is then not known, nor a duplicate more than WINDOW apart.
+    Two parts of one flow are taken for parts of the same runs, the latest of both first. What was reordered
+    or late from one part to the other is then not known, nor a duplicate more than WINDOW apart.
     """
     for field in ("received", "closing", "unstamped", "untracked"):
         into[field] += other[field]
+    for field in _SUMS:
+        into["past"][field] += other["past"][field]
+    into["begun"] += other["begun"] - other["runs"]
     for flow in dict.fromkeys(other["run"]["flow"][: other["runs"]].tolist()):
         here = _runs_of(into, flow)
         for i, there in enumerate(_runs_of(other, flow)):
@@ -264,18 +332,20 @@ def _merge(into: Any, other: Any) -> None:
 
 
 def _append(into: Any, run: Any) -> None:
-    """Take over a run as the newest of its flow."""
-    if into["runs"] == RUNS:
+    """Take over a run whose like is not there."""
+    index = int(into["runs"])
+    if index == RUNS:
         packets = sum(int(run[field]) for field in ("unique", "duplicated", "too_late"))
         into["received"] -= packets
         into["untracked"] += packets
         return
     slot = _slot_of.py_func(into["slots"], into["run"], int(run["flow"]))
-    into["run"][into["runs"]] = run
-    into["run"]["older"][into["runs"]] = into["slots"][slot]
-    into["flows"] += into["slots"][slot] == 0
-    into["runs"] += 1
-    into["slots"][slot] = into["runs"]
+    first = into["slots"][slot]
+    into["run"][index] = run
+    into["run"][index]["older"] = first
+    into["slots"][slot] = into["runs"] = index + 1
+    into["begun"] += 1
+    into["flows"] += first == 0
 
 
 def _join(into: Any, other: Any) -> None:
@@ -290,6 +360,7 @@ def _join(into: Any, other: Any) -> None:
     into["reordered"] += other["reordered"]
     into["too_late"] += other["too_late"]
     into["unique"], into["lowest"], into["highest"] = unique, lowest, highest
+    into["began_ns"] = min(into["began_ns"], other["began_ns"])
     for field in ("end", "newest_ns"):
         into[field] = max(into[field], other[field])
     order = np.argsort(window & (WINDOW - 1))  # as the ring of bits has them
@@ -312,21 +383,23 @@ def _report(state: Any) -> dict[str, Any]:
     (for which the table had no room) are all packets there were. restarted: runs after the first of a flow.
     """
     runs = state["run"][: state["runs"]]
-    end = np.maximum(runs["end"], runs["highest"] + 1)
-    total = {field: sum(runs[field].tolist()) for field in ("lowest", "unique", *_SUMMED)}
+    end = int(state["past"]["end"]) + sum(np.maximum(runs["end"], runs["highest"] + 1).tolist())
+    total = {
+        field: int(state["past"][field]) + sum(runs[field].tolist()) for field in _SUMS if field != "end"
+    }
     return {
         "received": int(state["received"]),
-        "lost": sum(end.tolist()) - total["lowest"] - total["unique"],
-        **{field: total[field] for field in _SUMMED},
+        "lost": end - total["lowest"] - total["unique"],
+        "duplicated": total["duplicated"],
+        "reordered": total["reordered"],
+        "too_late": total["too_late"],
         "before_first": total["lowest"],
         "flows": int(state["flows"]),
-        "restarted": int(state["runs"] - state["flows"]),
+        "restarted": int(state["begun"] - state["flows"]),
         "closing": int(state["closing"]),
         "unstamped": int(state["unstamped"]),
         "untracked": int(state["untracked"]),
     }
 
-
-_SUMMED = ("duplicated", "reordered", "too_late")
 
 handler = Handler(GAPS, on_batch=_on_batch, merge=_merge, report=_report, start=_start)

@@ -128,6 +128,20 @@ def test_a_sender_that_restarts_within_the_window_sends_no_duplicates() -> None:
     assert told(gaps(*numbers(0, 1, 2), end(4), *second), received=6, restarted=1, lost=2, closing=1)
 
 
+def test_a_sender_that_sends_as_many_again_and_loses_the_tail() -> None:
+    """Its closing stamp looks like a repetition of the first run's."""
+    later_ns = NOW_NS + 10**6
+    second = [*numbers(0, 1, start_ns=later_ns), *[end(5, start_ns=later_ns)] * 3]
+    assert told(gaps(*numbers(*range(5)), *[end(5)] * 3, *second), received=7, restarted=1, lost=3, closing=6)
+
+
+def test_closing_stamps_repeated_while_another_sender_goes_on() -> None:
+    other_ns = NOW_NS + 999_400
+    packets = [*numbers(*range(1000)), *numbers(0, 1, start_ns=other_ns)]
+    packets += [end(1000), packet(2, start_ns=NOW_NS + 10**6), end(1000, start_ns=NOW_NS + 10**6)]
+    assert told(gaps(*packets), received=1003, restarted=1, closing=2)
+
+
 def test_late_packets_of_the_run_before_a_restart() -> None:
     second = numbers(0, 1, start_ns=NOW_NS + 10**10)
     assert told(gaps(*numbers(0, 1, 3), *second, packet(2)), received=6, restarted=1, reordered=1)
@@ -148,6 +162,33 @@ def test_two_senders_with_one_flow_id_at_once() -> None:
         + [(other_ns + i * 1000, packet(i, start_ns=other_ns)) for i in range(20_000)]
     )
     assert told(gaps(*[stamped for _, stamped in both]), received=40_000, restarted=1)
+
+
+def test_a_sender_that_is_started_again_and_again() -> None:
+    """The table holds the latest runs of a flow; those before have gone into the sums."""
+    packets = [
+        made
+        for i in range(3 * RUNS)
+        for made in (*numbers(2, 4, 5, 5, start_ns=NOW_NS + i * 10**9), end(7, start_ns=NOW_NS + i * 10**9))
+    ]
+    found = gaps(*packets)
+    times = 3 * RUNS
+    assert told(
+        found,
+        received=4 * times,
+        lost=2 * times,
+        duplicated=times,
+        before_first=2 * times,
+        restarted=times - 1,
+        closing=times,
+    )
+
+
+def test_flows_that_restart_when_the_table_is_full() -> None:
+    first = [packet(0, flow=flow) for flow in range(RUNS)]
+    second = [packet(i, flow=7, start_ns=NOW_NS + 10**9) for i in (0, 1, 3)]
+    found = gaps(*first, *second)
+    assert told(found, received=RUNS + 3, lost=1, flows=RUNS, restarted=1)
 
 
 def test_segments_of_a_frame_are_packets() -> None:
@@ -262,8 +303,8 @@ def test_whatever_comes_nothing_is_negative_and_every_packet_is_counted(packets:
     found = handler.report(state[0])
     assert min(found.values()) >= 0
     assert found["received"] + found["closing"] + found["unstamped"] + found["untracked"] == len(packets)
-    runs = state[0]["run"][: state[0]["runs"]]
-    assert sum(runs["unique"].tolist()) == found["received"] - found["duplicated"] - found["too_late"]
+    unique = int(state[0]["past"]["unique"]) + sum(state[0]["run"]["unique"].tolist())
+    assert unique == found["received"] - found["duplicated"] - found["too_late"]
 
 
 def states(*parts: Sequence[bytes]) -> list[NDArray[Any]]:
