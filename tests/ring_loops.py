@@ -200,6 +200,41 @@ def ping(reader_state, writer_state, strategy, rounds, board, at, first):  # typ
             append(w, r.descriptors, 8, 1)
 
 
+@jit
+def most_at_every_offset(writer_state, reader_state, most, board):  # type: ignore[no-untyped-def]
+    """Write and read each length 0 … `most` where it just fits before the end, or just not; how many were
+    not as written. board: lengths, how many went round, how many fitted, the longest fill before one."""
+    w, r = writer_state[0], reader_state[0]
+    wrong, mask = 0, w.arena_bytes - 1
+    for length in range(most + 1):
+        rounded = (length + 15) & -16
+        # One of: it ends at the end, 16 bytes before, 16 bytes behind; or somewhere.
+        wanted = (w.arena_bytes - rounded + (length % 4 - 1) * 16) & mask
+        while (w.position & mask) != wanted:
+            fill_bytes = min((wanted - w.position) & mask, 65536, w.arena_bytes - (w.position & mask))
+            if not reserve(w, 1, fill_bytes):
+                return -1
+            describe(w, 0, 0, w.position, fill_bytes, 0, 0, 0)
+            publish(w, 1)
+            release(r, poll(r, 1))
+        if not reserve(w, 1, length):
+            return -1
+        board[1] += 1 if (w.position & mask) != wanted else 0
+        board[2] += 1 if (w.position & mask) == wanted else 0
+        fill(w.arena + (w.position & mask), w.head, length)
+        describe(w, 0, w.head, w.position, length, 0, 0, 0)
+        publish(w, 1)
+        if poll(r, NEVER) != 1:
+            return -2
+        words = carray(pointer(r.batch_descriptors), 4, np.int64)
+        address = r.batch_arena + (words[2] & 0xFFFFFFFF) * 16
+        whole = is_whole(address, r.cursor, length) and words[1] == r.cursor
+        wrong += 0 if whole and words[2] >> 32 == length else 1
+        release(r, 1)
+        board[0] += 1
+    return wrong
+
+
 def compile_all() -> None:
     """Run each once, on a small ring."""
     board = np.zeros(8, np.int64)

@@ -1,0 +1,48 @@
+"""Case 18 (numba#4807, #10128): processes that created the compile cache at the same time crashed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import rings
+
+PROGRAM = """
+import sys, rings
+ring = rings.create(sys.argv[1], frames=16, arena_bytes=4096)
+with ring.writer() as writer:
+    reader = ring.reader(wait=sys.argv[2])
+    for i in range(10):
+        assert writer.write(bytes([i]))
+got = [batch.payload(i).tobytes() for batch in reader for i in range(len(batch))]
+assert got == [bytes([i]) for i in range(10)], got
+reader.close()
+ring.close()
+"""
+
+
+def test_two_first_starts_at_once_both_work_and_so_does_the_next(name: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = str(Path(rings.__file__).parent.parent)
+
+    def start(which: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", PROGRAM, name + which, "block"],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    both = [start("a"), start("b")]
+    for program in both:
+        errors = program.communicate(timeout=300)[1]
+        assert (program.returncode, errors) == (0, "")
+    compiled = sorted(tmp_path.rglob("*.nbc"))
+    assert compiled
+    assert not list(tmp_path.rglob("*.tmp*"))
+    last = start("c")
+    assert last.communicate(timeout=300)[1] == ""
+    assert last.returncode == 0
+    assert sorted(tmp_path.rglob("*.nbc")) == compiled  # served, not made again

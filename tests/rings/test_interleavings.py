@@ -1,0 +1,425 @@
+"""Something happens between any two shared-memory operations of a protocol step, at every place in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import carray
+from ring_loops import put, reserve_only
+from slow_motion import Died, Stepper, die
+
+import rings
+from rings import locks
+from rings import reader as reader_module
+from rings import writer as writer_module
+from rings.atomics import pointer
+from rings.jit import jit
+from rings.layout import LOCK_JOIN
+from rings.reader import Reader
+from rings.segment import Segment
+from rings.writer import Writer
+
+N, M = 8, 512
+LENGTHS = (40, 0, 64, 17, 100)  # of frames, in turn
+
+
+def payload(sequence: int) -> bytes:
+    return bytes([sequence % 251]) * LENGTHS[sequence % 5]
+
+
+@jit
+def scribble(state, frames, size):  # type: ignore[no-untyped-def]
+    """What a receive does between reserve and publish: bytes and descriptors of what nobody may see."""
+    w = state[0]
+    carray(pointer(w.arena + (w.position & (w.arena_bytes - 1))), size, np.uint8)[:] = 0xEE
+    for i in range(frames):
+        at = w.descriptors + ((w.head + i) & (w.frames - 1)) * 32
+        carray(pointer(at), 4, np.int64)[1 if i == 0 else 0 :] = -0x1111111111111112
+    last = w.descriptors + ((w.head + frames) & (w.frames - 1)) * 32
+    carray(pointer(last), 1, np.int64)[0] = -0x1111111111111112
+
+
+class World:
+    """A ring, its writer, and what was written."""
+
+    def __init__(self, name: str) -> None:
+        self.ring = rings.create(name, frames=N, arena_bytes=M, readers=3)
+        self.writer = self.ring.writer()
+
+    @property
+    def head(self) -> int:
+        return self.ring.published()[0]
+
+    def write(self, frames: int) -> int:
+        """As many as there is room for, of `frames`."""
+        for done in range(frames):
+            data = np.frombuffer(payload(self.head) + b"-", np.uint8)
+            if not put(self.writer.state, data, np.array([data.size - 1]), np.zeros(1, np.int64)):
+                return done
+        return frames
+
+    def start_a_batch(self, frames: int, size: int) -> None:
+        """And never publish it."""
+        if reserve_only(self.writer.state, frames, size):
+            scribble(self.writer.state, frames, size)
+
+    def check(self, batch: Any) -> int:
+        """The batch is whole; the sequence after it."""
+        got = [batch.payload(i).tobytes() for i in range(len(batch))]
+        assert got == [payload(batch.first + i) for i in range(batch.frames)]
+        assert batch.descriptors["number"].tolist() == [batch.first + i for i in range(batch.frames)]
+        return int(batch.first) + batch.frames
+
+    def balanced(self) -> None:
+        for info in self.ring.readers():
+            assert min(info.delivered, info.skipped, info.unread) >= 0
+            assert info.delivered + info.skipped + info.unread + info.joined_packets == self.head
+
+    def resume(self) -> None:
+        self.writer.abandon()
+        self.writer = self.ring.writer()
+
+    def close(self) -> None:
+        self.writer.abandon()
+        self.ring.close()
+
+
+@pytest.fixture
+def world(name: str) -> Iterator[World]:
+    made = World(name)
+    yield made
+    made.close()
+
+
+def _forget(reader: Reader) -> None:
+    reader._segment.forget()
+
+
+def _every_place(
+    stepper: Stepper, step: Callable[[], object], action: Callable[[], object], most: int = 400
+) -> Iterator[int]:
+    """Run `step` again and again, with `action` at its first operation, its second … and after its last."""
+    for at in range(most):
+        stepper.arm(at, action)
+        try:
+            step()
+        finally:
+            happened = stepper.happened
+            stepper.arm(-1, lambda: None)
+        yield at
+        if not happened:
+            return
+    raise AssertionError("a step without an end")
+
+
+# A writer, while somebody polls --------------------------------------------------------------------------
+
+# Frames published, then a batch begun and never published: how many frames and bytes of it.
+BURSTS = [
+    *[(0, (1, 0)), (0, (7, M - 16)), (1, (0, 0)), (1, (3, 200))],
+    *[(5, (0, 0)), (7, (1, 0)), (8, (0, 0)), (16, (3, 200))],
+]
+
+
+@pytest.mark.parametrize("lag", [1, 4, N - 2, N - 1, N, N + 1, 3 * N])
+def test_what_a_writer_does_during_a_skippers_poll_is_never_torn(
+    world: World, lag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lag = capacity − 1, capacity, capacity + 1 among them, and the writer at any point of a batch."""
+    reader = world.ring.reader(policy="skip")
+    stepper = Stepper(monkeypatch, reader_module)
+    seen = [0]
+
+    def step() -> None:
+        world.write(lag)
+        head, floor, before = world.head, int(world.ring.counters["floor"]), seen[0]
+        batch = reader.poll()
+        if batch is None:
+            return
+        assert batch.first >= max(before, floor)
+        assert batch.first + batch.frames <= world.head
+        if not stepper.happened:
+            assert batch.first == max(before, floor)
+            assert head == world.head
+        seen[0] = world.check(batch)
+
+    places = 0
+    for k, (frames, size) in BURSTS:
+
+        def burst(k: int = k, frames: int = frames, size: int = size) -> None:
+            world.write(k)
+            if frames:
+                world.start_a_batch(frames, size)
+
+        for at in _every_place(stepper, step, burst):
+            places = max(places, at)
+            world.balanced()
+            while (batch := reader.poll()) is not None:  # to the end, before the next place
+                seen[0] = world.check(batch)
+    assert places > 15
+    (info,) = world.ring.readers()
+    assert info.unread == 0
+    assert info.delivered + info.skipped == world.head
+    reader.close()
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_what_a_writer_does_while_a_dead_gate_comes_back(
+    world: World, evicted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It joins, polls to the end and dies; the writer comes in between at any place."""
+    first = world.ring.reader(name="one")
+    stepper = Stepper(monkeypatch, reader_module)
+    seen = [0]
+    _forget(first)
+
+    def step() -> None:
+        reader = world.ring.reader(name="one")
+        for _ in range(3):
+            batch = reader.poll(3)
+            if batch is not None:
+                seen[0] = world.check(batch)
+        _forget(reader)
+
+    for k, (frames, size) in [(1, (0, 0)), (7, (0, 0)), (20, (0, 0)), (0, (7, 0)), (3, (2, 300))]:
+
+        def burst(k: int = k, frames: int = frames, size: int = size) -> None:
+            world.write(k)
+            if frames:
+                world.start_a_batch(frames, size)
+
+        for _ in _every_place(stepper, step, burst):
+            world.balanced()
+            world.write(N * 3 if evicted else 2)
+    reader = world.ring.reader(name="one")
+    while (batch := reader.poll()) is not None:
+        world.check(batch)
+    (info,) = world.ring.readers()
+    assert info.delivered + info.skipped == world.head
+    reader.close()
+
+
+@pytest.mark.parametrize("policy", ["gate", "skip"])
+@pytest.mark.parametrize("burst", [1, 6, 7, 30])
+def test_a_writer_while_somebody_joins(
+    world: World, policy: str, burst: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who joins gets all from where it joined; a gate is waited for from then on."""
+    stepper = Stepper(monkeypatch, reader_module)
+    joined: list[Reader] = []
+
+    def step() -> None:
+        joined.append(world.ring.reader(name="one", policy=policy))
+
+    for _ in _every_place(stepper, step, lambda: world.write(burst)):
+        reader = joined.pop()
+        sequence = int(reader.state[0]["cursor"])
+        (info,) = world.ring.readers()
+        assert info.joined_packets == sequence
+        wrote = world.write(3 * N)
+        assert wrote == N - 1 - (world.head - wrote - sequence) if policy == "gate" else 3 * N
+        while (batch := reader.poll()) is not None:
+            if policy == "gate":
+                assert batch.first == sequence
+            sequence = world.check(batch)
+        assert sequence == world.head
+        world.balanced()
+        reader.close()
+
+
+# Somebody, while a writer writes ---------------------------------------------------------------------------
+
+
+def _append(world: World) -> None:
+    data = payload(world.head)
+    world.writer.write(data)
+
+
+@pytest.mark.parametrize("lag", [0, 3, N - 2, N - 1])
+def test_a_gate_that_joins_or_releases_while_the_writer_writes(
+    world: World, lag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any place of the writer's step: nothing that a gate still holds is overwritten."""
+    stepper = Stepper(monkeypatch, writer_module)
+    steady = world.ring.reader(name="steady")
+    held: list[tuple[Reader, Any]] = []
+
+    def join_and_hold() -> None:
+        reader = world.ring.reader(name="guest")
+        held.append((reader, reader.poll()))
+
+    def release_one() -> None:
+        batch = steady.poll(1)
+        if batch is not None:
+            world.check(batch)
+
+    for action in (join_and_hold, release_one):
+        for _ in _every_place(stepper, lambda: _append(world), action):
+            for _ in range(2 * N):
+                _append(world)
+            for reader, _ in held:
+                sequence = int(reader.state[0]["cursor"])
+                while (batch := reader.poll()) is not None:
+                    assert batch.first == sequence
+                    sequence = world.check(batch)
+                reader.close()
+            held.clear()
+            while world.head - int(steady.state[0]["cursor"]) > lag:
+                release_one()
+            world.balanced()
+    steady.close()
+
+
+# Death, at any place ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [(40,), (0, 17, 100), (16,) * 7])
+def test_a_writer_dies_anywhere_and_is_followed(
+    world: World, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was published stays; the rest is not there; the floor never falls; the counts hold."""
+    skipper = world.ring.reader(name="skip", policy="skip")
+    gate = world.ring.reader(name="gate")
+    stepper = Stepper(monkeypatch, writer_module)
+    written: list[bytes] = []
+
+    def step() -> None:
+        w = world.writer.state.view(np.recarray)[0]
+        if writer_module.reserve(w, len(batch), sum((n + 15) & -16 for n in batch)):
+            for i, length in enumerate(batch):
+                at = world.ring.geometry.arena + (int(w.position) & M - 1)
+                world.writer._memory[at : at + length] = (int(w.head) + i) % 251
+                writer_module.describe(w, i, 1, w.position, length, 0, 0, 0)
+            writer_module.publish(w, len(batch))
+
+    for at in itertools.count():
+        stepper.arm(at, die)
+        floor, head = int(world.ring.counters["floor"]), world.head
+        try:
+            step()
+        except Died:
+            world.resume()
+        ended = not stepper.happened
+        stepper.arm(-1, lambda: None)
+        assert world.head in (head, head + len(batch))
+        assert int(world.ring.counters["floor"]) >= floor
+        written += [bytes([s % 251]) * batch[s - head] for s in range(head, world.head)]
+        for reader in (gate, skipper):
+            while (polled := reader.poll()) is not None:
+                got = [polled.payload(i).tobytes() for i in range(len(polled))]
+                assert got == written[polled.first : polled.first + polled.frames]
+        for info in world.ring.readers():
+            assert info.delivered + info.skipped + info.unread == world.head
+        if ended:
+            break
+    assert {info.skipped for info in world.ring.readers() if info.name == "gate"} == {0}
+    assert int(world.ring.counters["packets"]) == world.head
+    gate.close()
+    skipper.close()
+
+
+@pytest.mark.parametrize("policy", ["gate", "skip"])
+@pytest.mark.parametrize("what", ["join", "read", "leave"])
+def test_a_reader_dies_anywhere_and_comes_back(
+    world: World, policy: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its account is valid and balanced at every moment, and the writer is never stopped."""
+    stepper = Stepper(monkeypatch, reader_module)
+    opened: list[Segment] = []
+    reopen = Segment.reopen
+
+    def remembered(segment: Segment) -> Segment:
+        opened.append(reopen(segment))
+        return opened[-1]
+
+    monkeypatch.setattr(Segment, "reopen", remembered)
+    delivered = [0]
+
+    def step() -> None:
+        reader = world.ring.reader(name="one", policy=policy)
+        if what == "join":
+            return
+        for _ in range(2):
+            batch = reader.poll(3)
+            if batch is not None:
+                world.check(batch)
+                batch.release(1)
+        if what == "leave":
+            reader.close()
+
+    for at in itertools.count():
+        stepper.arm(at, die)
+        with contextlib.suppress(Died):
+            step()
+        ended = not stepper.happened
+        stepper.arm(-1, lambda: None)
+        for segment in opened:  # as the kernel does
+            segment.forget()
+        opened.clear()
+        world.balanced()
+        assert world.write(5) == 5
+        world.balanced()
+        if at % 2:
+            assert world.write(2 * N) == 2 * N  # the dead are evicted
+        world.balanced()
+        for info in world.ring.readers():
+            delivered[0] = max(delivered[0], info.delivered)
+            assert info.state in ("dead", "left")
+        if ended:
+            break
+    assert at > 15
+    if what != "join":
+        assert delivered[0] > 0
+    other = reopen(world.ring.segment)
+    assert not locks.held_by_other(other.fd, LOCK_JOIN)
+    other.forget()
+
+
+def test_a_join_in_the_middle_of_an_eviction(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer evicts a dead reader, and at any place of that its successor comes: it stays."""
+    stepper = Stepper(monkeypatch, writer_module)
+    back: list[Reader] = []
+    _forget(world.ring.reader(name="one"))
+
+    def step() -> None:
+        for _ in range(N + 1):
+            _append(world)
+
+    for _ in _every_place(stepper, step, lambda: back.append(world.ring.reader(name="one"))):
+        if not back:
+            break
+        reader = back.pop()
+        world.balanced()
+        world.write(3 * N)
+        (info,) = world.ring.readers()
+        assert info.state == "active"
+        assert int(world.ring.slots["word"][0]) & 0xFF == 2
+        got = sum(world.check(batch) - batch.first for batch in iter(reader.poll, None))
+        assert got >= 1
+        assert world.write(N - 1) == N - 1
+        assert world.write(1) == 0  # it is waited for
+        while (batch := reader.poll()) is not None:
+            world.check(batch)
+        world.balanced()
+        _forget(reader)
+
+
+def test_the_stepper_counts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step without an action does what the compiled one does."""
+    reader, skipper = world.ring.reader(name="g"), world.ring.reader(name="s", policy="skip")
+    Stepper(monkeypatch, reader_module, writer_module)
+    for _ in range(30):
+        _append(world)
+        for each in (reader, skipper):
+            batch = each.poll()
+            assert batch is not None
+            assert world.check(batch) == world.head
+            assert each.poll() is None
+    assert isinstance(world.writer, Writer)
+    reader.close()
+    skipper.close()

@@ -1,0 +1,181 @@
+"""Runs the ring's own code one shared-memory operation at a time, and does something in between.
+
+The compiled functions of a module are replaced by the Python they were written in, and each atomic, fence
+and memory copy in it by one that counts. At a chosen count an action runs: another process's work, or
+this one's death. So every place of a protocol can be tried, where a stress test only hits some.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+from rings import atomics, libc
+from rings.jit import jit
+
+
+@jit
+def _load(address):  # type: ignore[no-untyped-def]
+    return atomics.load_acquire(address)
+
+
+@jit
+def _load_u32(address):  # type: ignore[no-untyped-def]
+    return atomics.load_acquire_u32(address)
+
+
+@jit
+def _store(address, value):  # type: ignore[no-untyped-def]
+    atomics.store_release(address, value)
+
+
+@jit
+def _store_u32(address, value):  # type: ignore[no-untyped-def]
+    atomics.store_relaxed_u32(address, value)
+
+
+@jit
+def _swap(address, expected, wanted):  # type: ignore[no-untyped-def]
+    return atomics.compare_and_swap(address, expected, wanted)
+
+
+@jit
+def _add_u32(address, value):  # type: ignore[no-untyped-def]
+    return atomics.fetch_add_u32(address, value)
+
+
+@jit
+def _copy(target, source, size):  # type: ignore[no-untyped-def]
+    libc.memmove(target, source, size)
+
+
+@jit
+def _now():  # type: ignore[no-untyped-def]
+    return libc.monotonic_ns()
+
+
+@jit
+def _wake(address):  # type: ignore[no-untyped-def]
+    return libc.futex_wake_all(address)
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "load_acquire": _load,
+    "load_relaxed": _load,
+    "load_acquire_u32": _load_u32,
+    "load_relaxed_u32": _load_u32,
+    "store_release": _store,
+    "store_relaxed": _store,
+    "store_relaxed_u32": _store_u32,
+    "compare_and_swap": _swap,
+    "fetch_add_u32": _add_u32,
+    "futex_wake_all": _wake,
+    "fence_acquire": lambda: None,
+    "fence_release": lambda: None,
+    "fence_seq_cst": lambda: None,
+}
+
+
+class Died(BaseException):
+    """SIGKILL, at a place of our choice."""
+
+
+def die() -> None:
+    raise Died
+
+
+class _Words(np.ndarray):
+    """An array of which each store is an operation."""
+
+    stepper: Stepper
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.stepper._step()
+        super().__setitem__(index, value)
+
+
+class Stepper:
+    """`modules` in slow motion, as long as the test runs; `at` operations from now `action` runs, once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
+        self.count = 0
+        self.at = -1
+        self.action: Callable[[], object] = lambda: None
+        self._within = False
+        for module in modules:
+            for name, value in list(vars(module).items()):
+                slow = self._slow(name, value)
+                if slow is not None:
+                    monkeypatch.setattr(module, name, slow)
+
+    def _slow(self, name: str, value: Any) -> Any:
+        if name in _OPERATIONS:
+            return self._counted(_OPERATIONS[name])
+        if name == "pointer":
+            return lambda address: ctypes.c_void_p(int(address))
+        if name == "carray":
+            return self._array
+        if name == "memmove":
+            return self._copy
+        if name == "monotonic_ns":
+            return _now
+        if name == "_is_locked":
+            return None  # a system call: one operation, and its scratch is of the stack
+        if hasattr(value, "py_func") and getattr(value, "__module__", "").startswith("rings."):
+            return self._on_records(value.py_func)
+        return None
+
+    def arm(self, at: int, action: Callable[[], object]) -> None:
+        self.count, self.at, self.action = 0, at, action
+
+    @property
+    def happened(self) -> bool:
+        return self.count > self.at >= 0
+
+    def _step(self) -> None:
+        if self._within:
+            return
+        self.count += 1
+        if self.count == self.at + 1:
+            self._within = True
+            try:
+                self.action()
+            finally:
+                self._within = False
+
+    def _counted(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: int) -> Any:
+            self._step()
+            return operation(*(int(a) for a in arguments))
+
+        return counted
+
+    def _copy(self, target: int, source: int, size: int) -> None:
+        """In three parts, so that something can happen within a copy."""
+        for begin, end in itertools.pairwise((0, size // 3, size // 2, size)):
+            self._step()
+            _copy(int(target) + begin, int(source) + begin, end - begin)
+
+    def _array(self, address: ctypes.c_void_p, shape: int, dtype: Any) -> Any:
+        array = numba.carray(address, shape, dtype).view(_Words)
+        array.stepper = self
+        return array
+
+    @staticmethod
+    def _on_records(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Attributes of records, as compiled code writes them."""
+
+        def run(*arguments: Any) -> Any:
+            records = [
+                a.view(np.recarray) if isinstance(a, np.ndarray) and a.dtype.names else a for a in arguments
+            ]
+            return function(*records)
+
+        return run
