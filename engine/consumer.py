@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import Failed
-from engine.handlers.api import Handler, Options, compiled
+from engine.handlers.api import RAISED, Handler, Options, compiled
 from engine.net.stamp import StampName
 from engine.spec import ConsumerSpec
 from engine.worker import Worker
@@ -110,6 +110,8 @@ class Consumer:
         )
 
     def _failure(self, state: NDArray[Any], code: int) -> str:
+        if code == RAISED:
+            return "the handler raised an exception"
         error = self.handler.report(state[0]).get("error")
         return f"{error}" if error else f"the handler stopped with code {code} ({os.strerror(abs(code))})"
 

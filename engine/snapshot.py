@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.consumer import Consumer
+from engine.errors import Failed
 from engine.ledger import NamespaceCounters, balance
 from engine.net.receiver import ERROR_NAMES, REFUSED
 from engine.net.sockets import DropCount, ReceiveBuffer
@@ -92,7 +93,12 @@ class ConsumerPart:
         spec, handler = self.consumer.spec, self.consumer.handler
         result: Any = None
         if len(state) == self.consumer.state_bytes:
-            result = handler.report(np.frombuffer(bytearray(state), handler.dtype)[0])
+            try:
+                result = handler.report(np.frombuffer(bytearray(state), handler.dtype)[0])
+            except Exception as error:  # the user's own code
+                raise Failed(
+                    f"consumer {self.name}: its report failed: {type(error).__name__}: {error}"
+                ) from None
         return {
             "name": self.name,
             "handler": spec.handler if spec.argument is None else f"{spec.handler}={spec.argument}",
