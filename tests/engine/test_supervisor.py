@@ -1,0 +1,517 @@
+"""Whole runs: what they report, how they end, what they refuse, and that they leave nothing behind."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import await_
+from runs import RXRING, Run, Source, check_ledger
+
+import rings
+
+# CONTRACT: what an interval and a summary hold, at least, and of what type. None: may be null.
+NUMBER = (int, float)
+RECEIVER: dict[str, Any] = {
+    "name": str,
+    "listen": str,
+    "cpus": (list, type(None)),
+    "packets": int,
+    "bytes": int,
+    "frames": int,
+    "calls": int,
+    "refused": dict,
+    "errors": dict,
+    "socket_dropped": int,
+    "socket_dropped_frames": int,
+    "rcvbuf": dict,
+    "packets_per_call": (*NUMBER, type(None)),
+    "packets_per_second": NUMBER,
+    "cpu_ns_per_packet": (*NUMBER, type(None)),
+    "restarts": int,
+    "lost_in_flight": int,
+    "after_stop": int,
+}
+RING = dict.fromkeys(["published", "full_events", "full_ns", "bytes", "frames", "high_water"], int) | {
+    "name": str
+}
+CONSUMER: dict[str, Any] = {
+    "name": str,
+    "handler": str,
+    "cpus": (list, type(None)),
+    "policy": str,
+    "wait": str,
+    "delivered": int,
+    "skipped": int,
+    "passed": int,
+    "unread": int,
+    "alive": bool,
+    "restarts": int,
+    "since_packet": int,
+    "result": (dict, type(None)),
+}
+LEDGER: dict[str, Any] = {
+    "sent": (int, type(None)),
+    "nic_dropped": (int, type(None)),
+    "softnet_dropped": int,
+    "socket_dropped": int,
+    "socket_dropped_frames": int,
+    "other_errors": int,
+    "lost_in_flight": int,
+    "received": int,
+    "refused": int,
+    "published": int,
+    "consumers": dict,
+    "residual": (int, type(None)),
+    "balanced": (bool, type(None)),
+    "exact": bool,
+}
+# What is there beyond the contract; whoever adds to it adds it here.
+MORE_OF_RECEIVER = {"published", "cpu_ns", "bytes_per_second"}
+MORE_OF_RING = {"lag_frames", "capacity_frames", "arena_bytes", "stride"}
+MORE_OF_CONSUMER = {"joined"}
+MORE_OF_LEDGER = {"after_stop"}
+
+
+def has_fields(found: dict[str, Any], fields: dict[str, Any], more: set[str]) -> None:
+    assert set(found) == set(fields) | more
+    for key, kind in fields.items():
+        assert isinstance(found[key], kind), f"{key}: {found[key]!r}"
+
+
+def has_contract_fields(view: dict[str, Any]) -> None:
+    assert set(view) == {"type", "seconds", "receivers", "rings", "consumers", "ledger"}
+    for receiver in view["receivers"]:
+        has_fields(receiver, RECEIVER, MORE_OF_RECEIVER)
+        assert set(receiver["rcvbuf"]) == {"asked", "granted"}
+    for ring in view["rings"]:
+        has_fields(ring, RING, MORE_OF_RING)
+    for consumer in view["consumers"]:
+        has_fields(consumer, CONSUMER, MORE_OF_CONSUMER)
+    has_fields(view["ledger"], LEDGER, MORE_OF_LEDGER)
+    for counts in view["ledger"]["consumers"].values():
+        assert set(counts) == {"delivered", "skipped", "passed", "unread"}
+
+
+def nothing_left(name: str) -> bool:
+    return not list(Path("/dev/shm").glob(f"rxring-*-{name}-*"))
+
+
+def test_a_whole_run_of_the_command_with_our_sender(name: str) -> None:
+    """It must show, 2: three commands, and a ledger that balances to the packet."""
+    with Run(
+        name,
+        *("--rx-cpu", "0", "--sender", f"{name}.s", "--every", "0.2"),
+        *("--consumer", "latency", "--consumer", "gaps", "--consumer", "rate,policy=skip,wait=yield"),
+        command=True,
+    ) as run:
+        ready = run.ready
+        assert set(ready) == {"type", "name", "pid", "receivers", "consumers"}
+        assert (ready["name"], ready["pid"]) == (name, run.pid)
+        assert ready["receivers"][0]["listen"] == f"udp://127.0.0.1:{run.port}"
+        assert ready["receivers"][0]["cpus"] == [0]
+        assert [c["name"] for c in ready["consumers"]] == ["latency", "gaps", "rate"]
+        pids = [w["pid"] for w in ready["receivers"] + ready["consumers"]]
+        assert all(Path(f"/proc/{pid}/comm").read_text().startswith("rx:") for pid in pids)
+        sent = subprocess.run(
+            [
+                *(*RXRING, "send", "--to", f"127.0.0.1:{run.port}", "--name", f"{name}.s", "--json"),
+                *("--rate", "20000", "--duration", "0.5", "--size", "100"),
+            ],
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        summary = run.end()
+        assert run.errors == ""
+        assert nothing_left(name)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    sender = json.loads(sent.stdout.splitlines()[-1])
+    assert summary["ledger"]["sent"] == sender["sent"] == 10_003
+    check_ledger(summary)
+    has_contract_fields(summary)
+    intervals = [view for view in run.objects if view["type"] == "interval"]
+    assert len(intervals) >= 2
+    for view in intervals:
+        has_contract_fields(view)
+        assert view["ledger"]["sent"] is None or view["ledger"]["sent"] == sender["sent"]
+    for before, after in itertools.pairwise([*intervals, summary]):
+        assert before["seconds"] < after["seconds"]
+        for key in ("packets", "bytes", "calls", "socket_dropped", "published", "cpu_ns"):
+            assert before["receivers"][0][key] <= after["receivers"][0][key]
+        for one, other in zip(before["consumers"], after["consumers"], strict=True):
+            assert one["delivered"] + one["skipped"] <= other["delivered"] + other["skipped"]
+    receiver = summary["receivers"][0]
+    assert receiver["packets"] + receiver["socket_dropped"] == sender["sent"]
+    assert receiver["bytes"] == 100 * receiver["packets"]
+    latency, gaps, rate = summary["consumers"]
+    assert [c["alive"] for c in summary["consumers"]] == [True] * 3
+    assert latency["result"]["total"]["count"] >= receiver["packets"] - 3
+    assert gaps["result"]["lost"] == receiver["socket_dropped"]
+    assert rate["delivered"] + rate["skipped"] == receiver["packets"]
+    assert rate["result"]["sizes"] == {"100": rate["delivered"]}
+
+
+def test_packets_ends_it_at_exactly_so_many(name: str) -> None:
+    with (
+        Source(f"{name}.s") as source,
+        Run(name, "--packets", "100", "--consumer", "rate", "--sender", f"{name}.s") as run,
+    ):
+        source.connect(run)
+        source.send([b"x" * 60] * 130)
+        source.done()
+        summary = run.end(None)
+        assert nothing_left(name)
+    check_ledger(summary)
+    assert summary["receivers"][0]["packets"] == 100
+    assert summary["consumers"][0]["result"]["sizes"] == {"60": 100}
+    assert summary["ledger"]["after_stop"] == 30
+    assert summary["ledger"]["refused"] == 0
+
+
+def test_duration_ends_it(name: str) -> None:
+    with Run(name, "--duration", "0.3", "--every", "0.1") as run:
+        summary = run.end(None)
+        assert nothing_left(name)
+    assert 0.3 <= summary["seconds"] < 5
+    assert len([view for view in run.objects if view["type"] == "interval"]) >= 2
+    assert summary["ledger"]["sent"] is None
+    assert summary["ledger"]["residual"] is None
+    assert summary["ledger"]["balanced"] is None
+
+
+def test_ready_means_that_packets_are_taken(name: str) -> None:
+    """What is sent the moment that `ready` is there arrives, all of it, with every consumer."""
+    with (
+        Source(f"{name}.s") as source,
+        Run(name, "--consumer", "rate", "--consumer", "gaps", "--sender", f"{name}.s") as run,
+    ):
+        source.connect(run)
+        source.send([b"first"])
+        source.done()
+        summary = run.end()
+    check_ledger(summary)
+    assert [c["joined"] for c in summary["consumers"]] == [0, 0]
+    assert [c["delivered"] for c in summary["consumers"]] == [1, 1]
+
+
+def test_without_consumers_packets_are_only_received(name: str) -> None:
+    with Source(f"{name}.s") as source, Run(name, "--sender", f"{name}.s") as run:
+        source.connect(run)
+        source.send([b"x"] * 10)
+        source.done()
+        summary = run.end()
+    check_ledger(summary)
+    assert summary["ledger"]["published"] == 10
+    assert summary["consumers"] == []
+
+
+@pytest.mark.parametrize("receive", ["recvmmsg", "recvmsg"])
+def test_a_sender_that_goes_on_after_the_end(name: str, receive: str) -> None:
+    """The end is a clean cut: what came before it is delivered, the rest is `after_stop`."""
+    with (
+        Source(f"{name}.s") as source,
+        Run(name, "--consumer", "rate", "--sender", f"{name}.s", "--receive", receive) as run,
+    ):
+        source.connect(run)
+        receiver = Path(f"/proc/{run.worker(0)}")
+        source.send([b"y" * 50] * 1000)
+        run.send_signal(signal.SIGINT)
+        while receiver.exists():
+            source.send([b"z" * 50])
+        source.send([b"z" * 50] * 10)
+        source.done()
+        summary = run.end(None)
+    check_ledger(summary)
+    assert summary["ledger"]["after_stop"] >= 10
+    assert summary["ledger"]["other_errors"] == 0
+
+
+# ── Refused: exit 2, one line, nothing left ──────────────────────────────────────────────────────────
+
+
+def refused(name: str, *flags: str, what: str, code: int = 2, **more: Any) -> None:
+    with Run(name, *flags, **more) as run:
+        assert run.next() is None
+        assert run.wait() == code
+        assert run.errors.startswith("rxring: ")
+        assert run.errors.count("\n") == 1, run.errors
+        assert what in run.errors
+        assert nothing_left(name)
+
+
+def test_a_taken_port_names_its_holder(name: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        refused(
+            name,
+            listen=f"udp://127.0.0.1:{port}",
+            what=f"cannot listen on 127.0.0.1:{port}: process {os.getpid()} (",
+        )
+
+
+@pytest.mark.parametrize(
+    ("listen", "what"),
+    [
+        ("udp://192.0.2.1:5000", "no interface has this address"),
+        ("udp://no-such-host.invalid:5000", "give an IPv4 address of this machine"),
+    ],
+)
+def test_an_address_that_is_not_ours(name: str, listen: str, what: str) -> None:
+    refused(name, listen=listen, what=what)
+
+
+def test_a_cpu_that_is_not_there(name: str) -> None:
+    refused(name, "--rx-cpu", "4000", what="--rx-cpu: ")
+    refused(name, "--consumer", "rate@4000", what="--consumer rate: ")
+
+
+def test_a_ring_that_does_not_fit_into_shared_memory(name: str) -> None:
+    stat = os.statvfs("/dev/shm")
+    refused(name, "--ring", str(stat.f_blocks * stat.f_frsize * 2 + (1 << 30)), what="/dev/shm")
+
+
+def test_a_receive_buffer_that_no_kernel_grants(name: str) -> None:
+    refused(name, "--rcvbuf", "8GiB", what="give at most 2147483646")
+
+
+def test_a_second_engine_of_one_name(name: str) -> None:
+    with Run(name) as run:
+        assert run.ready
+        with Run(name) as second:
+            assert second.next() is None
+            assert second.wait() == 2
+            assert f"{name}-status is in use by process" in second.errors
+            assert second.errors.count("\n") == 1
+        assert run.end()["receivers"][0]["restarts"] == 0
+
+
+def test_a_second_engine_on_one_port(name: str) -> None:
+    with Run(name) as run:
+        refused(f"{name}b", listen=f"udp://127.0.0.1:{run.port}", what=f"process {run.pid} (")
+
+
+def test_a_dump_that_cannot_be_written(name: str, tmp_path: Path) -> None:
+    refused(name, "--consumer", f"dump={tmp_path}/no/such/file", what="No such file or directory")
+
+
+# ── Handlers of the user's own ───────────────────────────────────────────────────────────────────────
+
+HANDLERS = """
+import numpy as np
+from engine.handlers.api import Handler
+from rings.layout import ALIGN
+
+STATE = np.dtype([("packets", "i8"), ("bytes", "i8"), ("sum", "i8")])
+
+def on_packet(state, payload, meta):
+    state.packets += 1
+    state.bytes += payload.size
+    for byte in payload:
+        state.sum += byte
+
+def on_batch(state, frames, arena):
+    for i in range(len(frames)):
+        at = np.int64(frames[i].offset) * ALIGN
+        state.packets += 1
+        state.bytes += frames[i].length
+        for byte in arena[at : at + frames[i].length]:
+            state.sum += byte
+
+def raises(state, payload, meta):
+    state.packets += 1
+    if payload.size > 0 and payload[0] == 66:
+        raise ValueError("no B")
+
+def report(state):
+    return {"packets": int(state["packets"]), "bytes": int(state["bytes"]), "sum": int(state["sum"])}
+
+def bad_report(state):
+    return 1 // int(state["packets"] == 0)
+
+each = Handler(STATE, on_packet=on_packet, report=report)
+whole = Handler(STATE, on_batch=on_batch, report=report)
+raising = Handler(STATE, on_packet=raises)
+unreportable = Handler(STATE, on_packet=on_packet, report=bad_report)
+"""
+
+
+def test_handlers_of_the_users_own(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HANDLERS)
+    payloads = [bytes([n % 256]) * (n * 37 % 1400) for n in range(500)]
+    with (
+        Source(f"{name}.s") as source,
+        Run(
+            name,
+            *("--consumer", "mine:each", "--consumer", "mine:whole,name=all", "--sender", f"{name}.s"),
+            command=True,
+            folder=tmp_path,
+        ) as run,
+    ):
+        source.connect(run)
+        source.send(payloads)
+        source.done()
+        summary = run.end()
+    check_ledger(summary)
+    expected = {
+        "packets": 500,
+        "bytes": sum(map(len, payloads)),
+        "sum": sum(map(sum, payloads)),
+    }
+    assert summary["ledger"]["socket_dropped"] == 0
+    assert [c["name"] for c in summary["consumers"]] == ["each", "all"]
+    assert [c["handler"] for c in summary["consumers"]] == ["mine:each", "mine:whole"]
+    assert [c["result"] for c in summary["consumers"]] == [expected, expected]
+
+
+def test_a_handler_that_raises_ends_the_run_in_order(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine2.py").write_text(HANDLERS)
+    with (
+        Source(f"{name}.s") as source,
+        Run(
+            name,
+            *("--consumer", "mine2:raising", "--consumer", "rate", "--sender", f"{name}.s"),
+            command=True,
+            folder=tmp_path,
+        ) as run,
+    ):
+        source.connect(run)
+        source.send([b"A"] * 10 + [b"B"])
+        source.done()
+        summary = run.end(None, code=1)
+        assert run.errors == "rxring: consumer raising: the handler raised an exception\n"
+        assert nothing_left(name)
+    check_ledger(summary)
+    raising, rate = summary["consumers"]
+    assert (raising["alive"], rate["alive"]) == (False, True)
+    assert rate["delivered"] == 11
+
+
+def test_a_report_that_raises_is_one_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine3.py").write_text(HANDLERS)
+    with Run(name, "--consumer", "mine3:unreportable", command=True, folder=tmp_path) as run:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+            out.sendto(b"x", ("127.0.0.1", run.port))
+        run.send_signal(signal.SIGINT)
+        while run.next() is not None:
+            pass
+        assert run.wait() == 1
+        assert run.errors.startswith("rxring: consumer unreportable: its report ")
+        assert run.errors.count("\n") == 1
+        assert nothing_left(name)
+
+
+def test_a_disk_that_is_full_ends_the_run_in_order(name: str) -> None:
+    with (
+        Source(f"{name}.s") as source,
+        Run(name, "--consumer", "dump=/dev/full", "--consumer", "rate", "--sender", f"{name}.s") as run,
+    ):
+        source.connect(run)
+        source.send([b"A" * 100] * 10)
+        source.done()
+        summary = run.end(None, code=1)
+        assert run.errors.startswith("rxring: consumer dump: No space left on device")
+        assert run.errors.count("\n") == 1
+        assert nothing_left(name)
+    check_ledger(summary)
+    assert summary["consumers"][1]["delivered"] == 10
+
+
+# ── Deaths ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_worker_that_dies_again_and_again_is_given_up(name: str) -> None:
+    with Run(name, "--consumer", "rate") as run:
+        assert run.ready
+        for _ in range(4):
+            run.kill_worker(1)
+        os.kill(run.worker(1), signal.SIGKILL)
+        summary = run.end(None, code=1)
+        assert run.errors.count("rate ended (killed by SIGKILL): started anew\n") == 4
+        assert run.errors.endswith("rxring: rate ended (killed by SIGKILL) 5 times in 10 s: given up\n")
+    assert summary["consumers"][0]["restarts"] == 4
+    assert summary["consumers"][0]["alive"] is False
+
+
+def test_a_receiver_given_up_still_leaves_its_packets(name: str) -> None:
+    """The queue outlives it: what was sent is delivered, though nobody received any more."""
+    with (
+        Source(f"{name}.s") as source,
+        Run(name, "--consumer", "rate", "--sender", f"{name}.s") as run,
+    ):
+        source.connect(run)
+        for _ in range(4):
+            run.kill_worker(0)
+        last = run.worker(0)
+        os.kill(last, signal.SIGSTOP)
+        source.send([b"x" * 10] * 20)
+        source.done()
+        os.kill(last, signal.SIGKILL)
+        summary = run.end(None, code=1)
+        assert nothing_left(name)
+    check_ledger(summary)
+    assert summary["consumers"][0]["delivered"] == 20
+    assert summary["consumers"][0]["alive"] is True
+    assert summary["receivers"][0]["restarts"] == 4
+
+
+def test_a_consumer_killed_before_it_is_ready_refuses_nothing_and_leaves_nothing(name: str) -> None:
+    """A name of the dead is free: the next engine takes it."""
+    with Run(name, "--consumer", "rate") as run:
+        pids = [run.pid, *(w["pid"] for w in run.ready["receivers"] + run.ready["consumers"])]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        run.await_all_gone()
+        assert run.wait() == -signal.SIGKILL
+        assert not nothing_left(name)
+    with Run(name, "--consumer", "rate") as again:
+        assert again.end()["receivers"][0]["packets"] == 0
+        assert nothing_left(name)
+
+
+def test_workers_of_a_dead_supervisor_drain_and_leave(name: str) -> None:
+    with (
+        Source(f"{name}.s") as source,
+        Run(name, "--consumer", "rate", "--consumer", "gaps") as run,
+    ):
+        source.connect(run)
+        receiver = run.worker(0)
+        os.kill(receiver, signal.SIGSTOP)
+        source.send([b"x" * 100] * 300)
+        run.send_signal(signal.SIGKILL)
+        os.kill(receiver, signal.SIGCONT)
+        run.await_all_gone()
+        with rings.attach(name) as ring:
+            assert ring.state == "closed"
+            assert ring.published()[1] == 300
+            assert [(r.name, r.state, r.delivered, r.unread) for r in ring.readers()] == [
+                ("rate", "left", 300, 0),
+                ("gaps", "left", 300, 0),
+            ]
+        assert rings.collect() != []
+        assert nothing_left(name)
+
+
+def test_workers_look_after_themselves_when_supervisor_and_receiver_are_dead(name: str) -> None:
+    with (
+        Source(f"{name}.s") as source,
+        Run(name, "--consumer", "rate") as run,
+    ):
+        source.connect(run)
+        source.send([b"x"] * 5)
+        receiver = run.worker(0)
+        with rings.attach(name) as ring:
+            await_(lambda: ring.published()[1] == 5)
+            run.send_signal(signal.SIGSTOP)  # it must not restart it
+            os.kill(receiver, signal.SIGKILL)
+            await_(lambda: ring.state == "orphaned")
+            run.send_signal(signal.SIGKILL)
+            run.await_all_gone()
+            assert [(r.state, r.delivered) for r in ring.readers()] == [("left", 5)]
