@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from link import LENGTHS, Link
 
 from engine.net.receiver import ERROR_NAMES, FAILED, FINISHED, SLICE, STOPPED, give_up
+from engine.net.sockets import SO_TIMESTAMPNS
 from rings.layout import FrameFlag
 
 _GROUP_BYTES = 150_000  # sent before they are received: they fit the smallest socket buffer
@@ -184,6 +185,18 @@ def test_without_timestamps_it_says_when_it_was_received(name: str) -> None:
             assert d["flags"] == FrameFlag.NO_KERNEL_TIME
             assert d["socket_ns"] == 0
             assert before <= d["time_ns"] <= time.time_ns()
+
+
+def test_a_message_without_a_timestamp_inherits_none_and_takes_none_from_the_next(name: str) -> None:
+    """The kernel shrinks what it was told of the room for a timestamp, where it puts none."""
+    with Link(name, batch=4) as link:
+        flags = []
+        for on in (1, 0, 1):
+            link.sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, on)
+            link.send([10] * 4)
+            link.take()
+            flags += [int(d["flags"]) for d in link.descriptors()]
+        assert flags == [0] * 4 + [FrameFlag.NO_KERNEL_TIME] * 4 + [0] * 4
 
 
 def test_packets_wait_in_the_socket_while_the_ring_is_full_and_its_drops_are_counted(name: str) -> None:
