@@ -103,8 +103,10 @@ class Supervisor:
                 return 0
             self._create()
             self._start()
-            self._watch()
-            self._stop()
+            try:
+                self._watch()
+            finally:  # also when nobody reads our output any more
+                self._stop()
         return 1 if self._errors else 0
 
     def _prepare(self) -> bool:

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from engine.affinity import pinning
 from engine.errors import Failed, Refused
 from engine.status import Status
 from rings import locks
 from rings.layout import LOCK_OWNER
-from rings.segment import RingError, Segment
+from rings.segment import RingError, Segment, find, remove_if_dead
 
 _PR_SET_NAME = 15
 
@@ -71,11 +73,16 @@ class Worker:
         """Its lock on the status segment is freed by the kernel when it ends, however it ends."""
         return self._lock_view is not None and locks.held_by_other(self._lock_view.fd, LOCK_OWNER)
 
+    def leave(self) -> None:
+        """The last act: who is left without a supervisor removes what it would have removed."""
+        if not self.supervisor_lives():
+            for found in find():
+                if found.name == self.status.name:
+                    remove_if_dead(found.object)
+
     @property
     def stop_address(self) -> int:
         """Of the stop word, for compiled loops."""
-        import numpy as np
-
         return int(np.frombuffer(self.status.memory, np.uint8).ctypes.data) + self.status.stop_offset
 
 
@@ -95,6 +102,7 @@ def fork(worker: Worker, life: Callable[[Worker], None], forget: Callable[[], No
         worker.begin()
         forget()
         life(worker)
+        worker.leave()
         code = 0
     except (Failed, Refused, RingError) as error:
         code = 1 if isinstance(error, Failed) else 2
