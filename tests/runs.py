@@ -142,6 +142,7 @@ class Run:
 
     def worker(self, index: int) -> int:
         """Pid of a worker as it is now: 0 is the receiver, 1 the first consumer."""
+        assert self.ready
         status = Status.open(self.name)
         try:
             return int(status.read(index)[0]["pid"])

@@ -462,11 +462,9 @@ def test_a_receiver_given_up_still_leaves_its_packets(name: str) -> None:
     assert summary["receivers"][0]["restarts"] == 4
 
 
-def test_a_consumer_killed_before_it_is_ready_refuses_nothing_and_leaves_nothing(name: str) -> None:
-    """A name of the dead is free: the next engine takes it."""
+def test_a_name_of_the_dead_is_free(name: str) -> None:
     with Run(name, "--consumer", "rate") as run:
-        pids = [run.pid, *(w["pid"] for w in run.ready["receivers"] + run.ready["consumers"])]
-        for pid in pids:
+        for pid in [run.pid, *(w["pid"] for w in run.ready["receivers"] + run.ready["consumers"])]:
             os.kill(pid, signal.SIGKILL)
         run.await_all_gone()
         assert run.wait() == -signal.SIGKILL
@@ -476,7 +474,7 @@ def test_a_consumer_killed_before_it_is_ready_refuses_nothing_and_leaves_nothing
         assert nothing_left(name)
 
 
-def test_workers_of_a_dead_supervisor_drain_and_leave(name: str) -> None:
+def test_workers_of_a_dead_supervisor_drain_leave_and_remove_the_rings(name: str) -> None:
     with (
         Source(f"{name}.s") as source,
         Run(name, "--consumer", "rate", "--consumer", "gaps") as run,
@@ -485,18 +483,17 @@ def test_workers_of_a_dead_supervisor_drain_and_leave(name: str) -> None:
         receiver = run.worker(0)
         os.kill(receiver, signal.SIGSTOP)
         source.send([b"x" * 100] * 300)
-        run.send_signal(signal.SIGKILL)
-        os.kill(receiver, signal.SIGCONT)
-        run.await_all_gone()
         with rings.attach(name) as ring:
+            run.send_signal(signal.SIGKILL)
+            os.kill(receiver, signal.SIGCONT)
+            run.await_all_gone()
+            assert nothing_left(name)
             assert ring.state == "closed"
             assert ring.published()[1] == 300
             assert [(r.name, r.state, r.delivered, r.unread) for r in ring.readers()] == [
                 ("rate", "left", 300, 0),
                 ("gaps", "left", 300, 0),
             ]
-        assert rings.collect() != []
-        assert nothing_left(name)
 
 
 def test_workers_look_after_themselves_when_supervisor_and_receiver_are_dead(name: str) -> None:
@@ -515,3 +512,23 @@ def test_workers_look_after_themselves_when_supervisor_and_receiver_are_dead(nam
             run.send_signal(signal.SIGKILL)
             run.await_all_gone()
             assert [(r.state, r.delivered) for r in ring.readers()] == [("left", 5)]
+        assert nothing_left(name)
+
+
+def test_a_reader_of_stdout_that_goes_away_ends_the_run_in_order(name: str, tmp_path: Path) -> None:
+    """`rxring run … | head -1`: packets that were received are still written."""
+    out, write_end = os.pipe()
+    dump = tmp_path / "dump"
+    flags = ["--name", name, "--json", "--every", "0.1", "--consumer", f"dump={dump}"]
+    with subprocess.Popen(
+        [*RXRING, "run", "--listen", "udp://127.0.0.1:0", *flags], stdout=write_end, stderr=subprocess.PIPE
+    ) as run:
+        os.close(write_end)
+        ready = json.loads(os.read(out, 1 << 16).split(b"\n")[0])
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.sendto(b"hello", ("127.0.0.1", ready["receivers"][0]["port"]))
+        os.close(out)
+        assert run.communicate(timeout=60)[1] == b""
+        assert run.returncode == 0
+    assert dump.read_bytes() == b"hello"
+    assert nothing_left(name)
