@@ -31,7 +31,6 @@ class Batch:
         r = reader.state[0]
         self.first = int(r["cursor"])  # sequence of the first frame
         self.frames = frames
-        self._released = 0
         self._descriptors_at = int(r["batch_descriptors"])
         self._arena_at = int(r["batch_arena"])
         self._copied = self._arena_at != int(r["arena"])
@@ -111,9 +110,10 @@ class Batch:
 
     def release(self, frames: int) -> None:
         """The first `frames` frames are done with, ahead of the others: the writer may have their place."""
-        self._released = max(self._live().release(frames - self._released) + self._released, self._released)
+        reader = self._live()
+        released = self.frames - int(reader.state[0]["batch_frames"])
+        reader.release(frames - released)
 
-    def end(self) -> int:
-        """Invalidate it; how many frames are left to release."""
+    def end(self) -> None:
+        """Invalidate it."""
         self._reader = None
-        return self.frames - self._released

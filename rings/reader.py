@@ -109,6 +109,8 @@ READER_STATE = np.dtype(
             "protected",  # from here on the writer cannot pass us
             "max_frames",
             "max_bytes",
+            "copy_frames",  # the same for batches that are copied
+            "copy_bytes",
             "copied_descriptors",
             "copied_arena",
             "batch_frames",
@@ -212,7 +214,7 @@ def _poll_copy(r, most):  # type: ignore[no-untyped-def]
     while True:
         _skip_to_floor(r)
         count = load_acquire(r.writer + _PUBLISHED) - r.cursor
-        count = min(count, most, r.max_frames, r.frames - (r.cursor & (r.frames - 1)))
+        count = min(count, most, r.copy_frames, r.frames - (r.cursor & (r.frames - 1)))
         r.batch_frames = max(count, 0)
         if count <= 0:
             return 0
@@ -222,7 +224,7 @@ def _poll_copy(r, most):  # type: ignore[no-untyped-def]
         fence_acquire()  # the copy before the look; pairs with the fence in writer.reserve
         if load_relaxed(r.writer + _FLOOR) > r.cursor:
             continue  # only intact descriptors tell how much to copy
-        fit = _contiguous(r, copied, count, r.max_bytes)
+        fit = _contiguous(r, copied, count, r.copy_bytes)
         if fit < count:
             end_number = load_relaxed(copied + fit * _FRAME_BYTES)
             count = fit
@@ -369,11 +371,10 @@ class Reader:
         ].view(READER)
         frames = max(min(max_frames or geometry.frames // 2, geometry.frames // 2), 1)
         size = min(max_bytes or geometry.arena_bytes // 2, geometry.arena_bytes // 2)
-        if self._policy is Policy.SKIP:  # the copy: small enough for the caches, large enough for any frame
-            frames, size = min(frames, 1024), min(size, 4 * MAX_FRAME_BYTES)
-        self._copied_bytes = round_up(frames * DESCRIPTOR.itemsize, PAGE)
-        # A frame that is larger than `size` still comes, alone.
-        self._copy = np.zeros(self._copied_bytes + max(size, MAX_FRAME_BYTES), np.uint8)
+        # The copy: small enough for the caches. A frame that is larger than `copy_bytes` comes alone.
+        copy_frames, copy_bytes = min(frames, 1024), min(size, 4 * MAX_FRAME_BYTES)
+        descriptors_bytes = round_up(copy_frames * DESCRIPTOR.itemsize, PAGE)
+        self._copy = np.zeros(descriptors_bytes + max(copy_bytes, MAX_FRAME_BYTES), np.uint8)
         self.state = np.zeros(1, READER_STATE)
         self.section: Any = self._memory[geometry.writer :][: WRITER.itemsize].view(WRITER)[0]
         base, r = self._memory.ctypes.data, self.state[0]
@@ -385,8 +386,10 @@ class Reader:
         r["arena_bytes"] = geometry.arena_bytes
         r["max_frames"] = frames
         r["max_bytes"] = size
+        r["copy_frames"] = copy_frames
+        r["copy_bytes"] = copy_bytes
         r["copied_descriptors"] = self._copy.ctypes.data
-        r["copied_arena"] = self._copy.ctypes.data + self._copied_bytes
+        r["copied_arena"] = self._copy.ctypes.data + descriptors_bytes
         self._batch: Batch | None = None
         self._open = True
         try:
@@ -530,6 +533,8 @@ class Reader:
         StopIteration when the writer has closed the ring and all is read.
         """
         self._check_open()
+        if most is not None and most < 1:
+            raise RingError(f"a poll of {most} frames: ask for at least 1")
         self._end_batch()
         count = _poll_entry(self.state, NEVER if most is None else most)
         if count < 0:
@@ -557,7 +562,8 @@ class Reader:
     def _end_batch(self) -> None:
         batch, self._batch = self._batch, None
         if batch is not None:
-            _release_entry(self.state, batch.end())
+            batch.end()
+            _release_entry(self.state, int(self.state[0]["batch_frames"]))
 
     def __iter__(self) -> Iterator[Batch]:
         return self

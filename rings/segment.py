@@ -42,6 +42,8 @@ def check_name(name: str) -> str:
 
 
 def object_name(name: str, part: int | str) -> str:
+    if not isinstance(part, str) and not 0 <= part <= 9999:
+        raise RingError(f"number {part} of {name!r}: use 0 to 9999")
     return f"/rxring-{os.getuid()}-{check_name(name)}-{part}"
 
 

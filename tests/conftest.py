@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -36,10 +37,11 @@ def _in_use(path: Path) -> bool:
 
 
 def _left_objects(before: set[Path]) -> list[str]:
-    """Objects that are new, and ours or nobody's: other runs on this machine may have living ones."""
+    """Objects that are new, and ours or nobody's: other runs on this machine may have some of theirs."""
     ours = f"-t{os.getpid()}."
     new = set(SHM.glob("rxring-*")) - before
-    return sorted(path.name for path in new if ours in path.name or not _in_use(path))
+    theirs = {path for path in new if re.search(r"-t\d+\.", path.name) and ours not in path.name}
+    return sorted(path.name for path in new - theirs if ours in path.name or not _in_use(path))
 
 
 def _left_processes() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -63,3 +64,12 @@ def await_(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.001)
+
+
+def descriptors_of(name: str) -> int:
+    """How many file descriptors of this process lead to files with `name` in theirs."""
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found += name in os.readlink(f"/proc/self/fd/{descriptor}")
+    return found

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forked import await_
+from forked import await_, descriptors_of
 
 import rings
 from rings import RingError, locks
@@ -123,14 +123,14 @@ def test_a_fresh_slot_is_preferred_then_one_that_was_left_then_a_dead_ones(ring:
     assert [info.name for info in ring.readers()][order[2]] == "c"
 
 
-def test_a_refused_join_lets_go_of_everything(ring: Ring) -> None:
+def test_a_refused_join_lets_go_of_everything(ring: Ring, name: str) -> None:
     readers = [ring.reader(name=f"{i}") for i in range(3)]
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors_of(name)
     for _ in range(5):
         with pytest.raises(RingError):
             ring.reader(name="x")
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors_of(name) == before
     assert not locks.held_by_other(ring.segment.fd, LOCK_JOIN)
     for reader in readers:
         reader.close()
@@ -604,9 +604,43 @@ def test_a_reader_of_a_large_ring_takes_little_memory(name: str, policy: str, fo
         assert fork(read).wait() == 0
 
 
-def test_max_bytes_bounds_the_copy(ring: Ring) -> None:
-    with ring.reader(policy="skip", max_bytes=100) as reader:
+@pytest.mark.parametrize("policy", ["gate", "skip"])
+def test_the_copy_is_small_whatever_the_ring(ring: Ring, name: str, policy: str) -> None:
+    """Also under mlockall, which makes every page of it real."""
+    with ring.reader(policy=policy, max_bytes=100) as reader:
         assert reader._copy.size <= 65536 + PAGE
+    with rings.create(name, number=1, size_bytes=40 << 20) as large, large.reader(policy=policy) as reader:
+        assert reader._copy.size <= 300 * 1024
+
+
+@pytest.mark.parametrize("policy", ["gate", "skip"])
+def test_released_through_the_reader_or_the_batch_it_is_once(ring: Ring, policy: str) -> None:
+    writer, reader = ring.writer(), ring.reader(policy=policy)
+    for i in range(7):
+        writer.write(bytes([i]))
+    batch = reader.poll()
+    assert batch is not None
+    assert [reader.release(n) for n in (2, -1, 0)] == [2, 0, 0]
+    batch.release(1)
+    assert ring.readers()[0].delivered == 2
+    batch.release(3)
+    assert ring.readers()[0].delivered == 3
+    assert reader.release(99) == 4
+    batch.release(99)
+    assert reader.poll() is None
+    (info,) = ring.readers()
+    assert (info.delivered, info.unread, info.cursor) == (7, 0, 7)
+    reader.close()
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_a_poll_of_nothing_is_refused(ring: Ring, most: int) -> None:
+    with ring.writer() as writer, ring.reader() as reader:
+        writer.write(b"x")
+        with pytest.raises(RingError, match=f"a poll of {most} frames: ask for at least 1"):
+            reader.poll(most)
+        writer.close()
+        assert [len(batch) for batch in reader] == [1]
 
 
 # The life of a process --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from forked import await_
+from forked import await_, descriptors_of
 
 from rings import locks, segment
 from rings.layout import LOCK_OWNER, LOCK_WRITER
@@ -40,6 +40,13 @@ def test_bad_names(bad: str) -> None:
 @pytest.mark.parametrize("good", ["a", "A_z.9", "a" * 32, "..."])
 def test_good_names(good: str) -> None:
     assert check_name(good) == good
+
+
+@pytest.mark.parametrize("number", [-1, 10_000])
+def test_bad_numbers(number: int) -> None:
+    """A number that the list would not find again is none."""
+    with pytest.raises(RingError, match="use 0 to 9999"):
+        object_name("a", number)
 
 
 def test_created_private_whole_and_zero(object_: str) -> None:
@@ -142,10 +149,10 @@ def test_a_forked_child_that_forgets_keeps_no_lock_of_its_parents(
 def test_what_is_dropped_lets_go(object_: str) -> None:
     made = create_segment(object_, SIZE)
     other = made.reopen()
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors_of(object_)
     del made
     assert not locks.held_by_other(other.fd, LOCK_OWNER)
-    assert len(os.listdir("/proc/self/fd")) == before - 1
+    assert descriptors_of(object_) == before - 1
     other.unlink()
 
 
