@@ -11,7 +11,7 @@ import pytest
 
 from engine.errors import Refused
 from engine.handlers import Handler
-from engine.handlers.api import BUILT_IN, RAISED, READ_EVERY, compiled, load
+from engine.handlers.api import BUILT_IN, RAISED, READ_EVERY, compiled, load, packets_in
 from rings.layout import ALIGN
 from tests.engine.handlers.batches import NOW_NS, Frame, feed, fresh, gro, lay, on_batch_of, one
 
@@ -89,6 +89,7 @@ def test_frames_of_every_length_against_the_layout() -> None:
             assert on_batch(state.ctypes.data, descriptors.ctypes.data, 1, arena.ctypes.data) == 0
             rows = state[0]["kept"][: state[0]["n"]]
             assert [row[0] for row in rows] == [len(packet) for packet in cut]
+            assert packets_in(descriptors[0]) == len(cut)
 
 
 def test_on_batch_gets_the_frames_and_their_bytes() -> None:

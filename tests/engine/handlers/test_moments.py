@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.handlers import moments
-from engine.handlers.moments import MOMENTS
+from engine.handlers.moments import MOMENTS, _add_words
 
 LARGEST = (1 << 63) - 1
 any_size = st.integers(0, LARGEST) | st.integers(0, 1 << 33) | st.integers(0, 100)
@@ -58,6 +58,17 @@ def test_deviation_is_that_of_the_statistics_module(samples: list[int]) -> None:
 @given(st.lists(small, min_size=1, max_size=300))
 def test_a_row_is_the_same_as_its_samples_one_by_one(samples: list[int]) -> None:
     assert of(samples, add_row) == of(samples)
+
+
+words = st.integers(0, (1 << 64) - 1) | st.sampled_from([0, 1, (1 << 64) - 1])
+
+
+@given(st.integers(0, (1 << 192) - 1) | st.just((1 << 128) - 1), words, words)
+def test_sums_of_words_carry_through(start: int, low: int, high: int) -> None:
+    values = np.array([start >> 64 * i & (1 << 64) - 1 for i in range(3)], np.uint64)
+    _add_words(values, np.uint64(low), np.uint64(high))
+    got = sum(int(value) << 64 * i for i, value in enumerate(values))
+    assert got == (start + (high << 64) + low) % (1 << 192)
 
 
 def test_a_row_of_the_largest_it_takes() -> None:
