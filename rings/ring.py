@@ -143,7 +143,7 @@ class Ring:
         while True:
             frames = int(self.counters["published"])
             packets = self.first_packet(frames)
-            if int(self.counters["floor"]) <= frames == int(self.counters["published"]):
+            if int(self.counters["floor"]) <= frames:  # else the number may be that of a later lap
                 return frames, packets
 
     def readers(self) -> list[ReaderInfo]:

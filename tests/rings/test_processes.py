@@ -184,7 +184,7 @@ def _stands(ring: Ring) -> bool:
 
 def test_joining_and_leaving_under_load(name: str, fork: Any, loops: Any, board: Any) -> None:
     """Nothing is lost for those who stay, and who comes and goes gets what lies between, whole."""
-    times = 700
+    times = 1200
 
     def come_and_go(at: int, policy: str) -> None:
         attached = rings.attach(name)
