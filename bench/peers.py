@@ -1,0 +1,180 @@
+"""The engine against other ways to receive, under the same flood.
+
+`rxring send` sends packets of 100 bytes as fast as it can, as GSO messages of 64, from one CPU. On the
+other one, in turn: `rxring run` with a blocking `latency` consumer (beside the sender); a plain recvmmsg
+loop in C that asks the kernel for the same things, timestamps included; one that asks for none; a tight
+loop around `socket.recv_into`; an asyncio datagram protocol. All have the same receive buffer. Counted is
+what comes in a window that begins some time after the first packet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bench import native
+from bench.commands import Rxring
+from bench.machine import two_cpus
+from bench.pinned import Pinned
+from bench.runner import Case, Claim, Figures
+from engine.errors import Failed
+from engine.net.sockets import bind_udp, open_udp
+
+CLAIMS = (
+    Claim("rxring", against="C, timestamps", at_least=0.95),
+    Claim("rxring", against="C", at_least=0.90),
+    Claim("rxring", against="recv_into", at_least=1.5),
+    Claim("rxring", against="asyncio", at_least=20),
+)
+
+SIZE, SEGMENTS, BATCH = 100, 64, 64
+RCVBUF = 8 << 20
+_SENDER = f"bench{os.getpid()}"
+_SILENCE_S = 10  # no packet for so long: there is no sender
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    warm_s, window_s = (0.25, 0.5) if quick else (1.0, 2.0)
+    receiver, sender = two_cpus()
+    base = {"size": SIZE, "gso": SEGMENTS, "rcvbuf": RCVBUF, "warm_s": warm_s, "window_s": window_s}
+    base |= {"receive_cpu": receiver, "send_cpu": sender}
+
+    def peer(receive: Callable[..., Figures], timestamps: bool) -> Callable[[], Figures]:
+        return lambda: _measure(receive, timestamps, receiver, sender, warm_s, window_s)
+
+    yield Case("rxring", "M/s", lambda: _engine(receiver, sender, warm_s, window_s), base)
+    for name, timestamps in (("C, timestamps", True), ("C", False)):
+        yield Case(name, "M/s", peer(_c, timestamps), base | {"batch": BATCH}, native.missing())
+    yield Case("recv_into", "M/s", peer(_recv_into, False), base)
+    yield Case("asyncio", "M/s", peer(_asyncio, False), base)
+
+
+def _figures(packets: float, seconds: float, wrong: float) -> Figures:
+    return {"value": packets / seconds / 1e6, "packets": packets, "seconds": seconds, "ok": wrong == 0}
+
+
+def _flood(port: int, cpu: int) -> Rxring:
+    to, size, gso = f"127.0.0.1:{port}", str(SIZE), str(SEGMENTS)
+    return Rxring("send", "--name", _SENDER, "--to", to, "--size", size, "--gso", gso, "--cpu", str(cpu))
+
+
+def _engine(rx_cpu: int, sender_cpu: int, warm_s: float, window_s: float) -> Figures:
+    """One run of the engine; its packets in the window are read from its intervals."""
+    arguments = ["--listen", "udp://127.0.0.1:0", "--rx-cpu", str(rx_cpu), "--rcvbuf", str(RCVBUF)]
+    arguments += ["--consumer", f"latency@{sender_cpu}", "--sender", _SENDER, "--every", str(warm_s)]
+    with Rxring("run", *arguments) as engine:
+        port = engine.next("ready")["receivers"][0]["port"]
+        with _flood(port, sender_cpu) as sender:
+            while engine.next("interval")["receivers"][0]["packets"] == 0:
+                pass
+            begin = end = engine.next("interval")
+            while end["seconds"] < begin["seconds"] + window_s:
+                end = engine.next("interval")
+            sent = sender.end()
+        summary = engine.end()
+    packets = end["receivers"][0]["packets"] - begin["receivers"][0]["packets"]
+    ledger, result = summary["ledger"], summary["consumers"][0]["result"]
+    return {
+        **_figures(packets, end["seconds"] - begin["seconds"], 0),
+        "ok": _adds_up(summary),
+        "ledger_balanced": bool(ledger["balanced"]),
+        "sent_per_second": sent["packets_per_second"],
+        "ledger": ledger,
+        "cpu_ns_per_packet": summary["receivers"][0]["cpu_ns_per_packet"],
+        "socket_p50_ns": result["socket"]["p50_ns"],
+        "ring_p50_ns": result["ring"]["p50_ns"],
+    }
+
+
+def _adds_up(summary: dict[str, Any]) -> bool:
+    """Is all that left the socket in the ring, or refused, and all that is in the ring accounted for?"""
+    ledger = summary["ledger"]
+    counts = [sum(account.values()) for account in ledger["consumers"].values()]
+    return ledger["received"] == ledger["published"] + ledger["refused"] and all(
+        count == ledger["published"] for count in counts
+    )
+
+
+def _measure(
+    receive: Callable[..., Figures],
+    timestamps: bool,
+    rx_cpu: int,
+    sender_cpu: int,
+    warm_s: float,
+    window_s: float,
+) -> Figures:
+    """One run of a peer, on a socket that is set up as the engine's."""
+    sock, _ = open_udp(timestamps=timestamps, rcvbuf=RCVBUF)
+    with contextlib.closing(sock):
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _SILENCE_S, 0))
+        _, port = bind_udp(sock, "127.0.0.1", 0)
+        with _flood(port, sender_cpu) as sender:
+            figures = receive(sock, timestamps, rx_cpu, warm_s, window_s)
+            return {**figures, "sent_per_second": sender.end()["packets_per_second"]}
+
+
+def _c(sock: socket.socket, timestamps: bool, cpu: int, warm_s: float, window_s: float) -> Figures:
+    warm_ns, window_ns = int(warm_s * 1e9), int(window_s * 1e9)
+    fd = sock.fileno()
+    return _figures(
+        *native.run("receive", fd, cpu, BATCH, int(timestamps), SIZE, warm_ns, window_ns, pass_fds=(fd,))
+    )
+
+
+def _recv_into(sock: socket.socket, timestamps: bool, cpu: int, warm_s: float, window_s: float) -> Figures:
+    return _figures(*Pinned(cpu, _recv_into_loop, sock, warm_s, window_s).result())
+
+
+def _recv_into_loop(sock: socket.socket, warm_s: float, window_s: float) -> tuple[int, float, int]:
+    """(packets, seconds, bytes too many or missing). The clock is looked at every 256 packets."""
+    buffer = bytearray(2048)
+    recv_into = sock.recv_into
+    recv_into(buffer)
+    begin = time.monotonic() + warm_s
+    while time.monotonic() < begin:
+        for _ in range(256):
+            recv_into(buffer)
+    begin, packets, size = time.monotonic(), 0, 0
+    while time.monotonic() < begin + window_s:
+        for _ in range(256):
+            size += recv_into(buffer)
+        packets += 256
+    return packets, time.monotonic() - begin, size - packets * SIZE
+
+
+def _asyncio(sock: socket.socket, timestamps: bool, cpu: int, warm_s: float, window_s: float) -> Figures:
+    sock.setblocking(False)
+    return _figures(*Pinned(cpu, lambda: asyncio.run(_asyncio_loop(sock, warm_s, window_s))).result())
+
+
+class _Counter(asyncio.DatagramProtocol):
+    def __init__(self) -> None:
+        self.came = asyncio.Event()
+        self.packets = self.size = 0
+
+    def datagram_received(self, data: bytes, address: object) -> None:
+        self.packets += 1
+        self.size += len(data)
+        self.came.set()
+
+
+async def _asyncio_loop(sock: socket.socket, warm_s: float, window_s: float) -> tuple[int, float, int]:
+    loop = asyncio.get_running_loop()
+    transport, counter = await loop.create_datagram_endpoint(_Counter, sock=sock)
+    try:
+        await asyncio.wait_for(counter.came.wait(), _SILENCE_S)
+    except TimeoutError:
+        raise Failed("no packet came") from None
+    await asyncio.sleep(warm_s)
+    begin, packets, size = time.monotonic(), counter.packets, counter.size
+    await asyncio.sleep(window_s)
+    packets, size, seconds = counter.packets - packets, counter.size - size, time.monotonic() - begin
+    transport.close()
+    return packets, seconds, size - packets * SIZE

@@ -1,0 +1,200 @@
+"""The ring alone, against a plain C loop of the same shape.
+
+Two processes on two CPUs, one writes descriptors of 32 bytes in batches, the other checks every word of
+every one. No sockets, no payloads. Then the round trip, both ends spinning: a descriptor and a published
+word each way; and the least that two CPUs can do, one word each way. That one says how near to each other
+the CPUs are (on a virtual machine it may change while you look): all other figures follow it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+from numba import carray
+
+import rings
+from bench import native
+from bench.machine import two_cpus
+from bench.pinned import Pinned
+from bench.runner import Case, Claim, Figures
+from rings.atomics import pause, pointer
+from rings.jit import compile_for, jit
+from rings.libc import monotonic_ns
+from rings.reader import READER_STATE, Reader, poll, release
+from rings.wait import SPIN, wait
+from rings.writer import WRITER_STATE, Writer, describe, publish, reserve
+
+CLAIMS = (
+    Claim("rxring", against="C", at_least=0.7),
+    Claim("rxring", at_least=200),
+    Claim("rxring round trip", against="C round trip", at_most=1.5),
+)
+
+FRAMES = 16384
+BATCH = 64
+LENGTH = 128  # of a payload that nobody writes: a multiple of 16, so that offsets can be foretold
+ARENA_BYTES = FRAMES * 2 * LENGTH
+_LENGTH, _SPIN = LENGTH, SPIN
+_OFFSETS = ARENA_BYTES // 16
+_WAIT_NS = 1_000_000_000
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    count = (1 << 24) if quick else (1 << 27)
+    rounds = 50_000 if quick else 1_000_000
+    first, second = two_cpus()
+    _compile()
+    stream = {"frames": FRAMES, "batch": BATCH, "descriptors": count, "cpus": [first, second]}
+    trip = {"round_trips": rounds, "cpus": [first, second]}
+
+    def c_stream() -> Figures:
+        return _rate(*native.run("ring", FRAMES, BATCH, count, first, second))
+
+    def c_trip(kind: str) -> Callable[[], Figures]:
+        return lambda: _latency(*native.run("pingpong", kind, rounds, first, second))
+
+    yield Case("rxring", "M/s", lambda: _rate(*_stream(count, first, second)), stream)
+    yield Case("C", "M/s", c_stream, stream, native.missing())
+    yield Case("rxring round trip", "ns", lambda: _latency(*_trips(rounds, first, second)), trip)
+    yield Case("C round trip", "ns", c_trip("ring"), trip, native.missing())
+    yield Case("C round trip of a word", "ns", c_trip("raw"), trip, native.missing())
+
+
+def _rate(count: float, seconds: float, wrong: float) -> Figures:
+    return {"value": count / seconds / 1e6, "seconds": seconds, "wrong": wrong, "ok": wrong == 0}
+
+
+def _latency(count: float, seconds: float, wrong: float) -> Figures:
+    return {"value": seconds / count * 1e9, "seconds": seconds, "wrong": wrong, "ok": wrong == 0}
+
+
+def _stream(count: int, writer_cpu: int, reader_cpu: int) -> tuple[int, float, int]:
+    """(descriptors, seconds, how many were wrong)."""
+    with ExitStack() as stack:
+        writer, reader = _ring(stack, 0)
+        reading = Pinned(reader_cpu, read_all, reader.state, count)
+        writing = Pinned(writer_cpu, write_all, writer.state, count)
+        writing.result()
+        wrong, elapsed_ns = reading.result()
+    return count, elapsed_ns / 1e9, wrong
+
+
+def _trips(count: int, first_cpu: int, second_cpu: int) -> tuple[int, float, int]:
+    """(round trips, seconds, how many descriptors were wrong)."""
+    with ExitStack() as stack:
+        there, back = _ring(stack, 0), _ring(stack, 1)
+        other = Pinned(second_cpu, echo, there[1].state, back[0].state, count)
+        one = Pinned(first_cpu, ping, there[0].state, back[1].state, count)
+        wrong, elapsed_ns = one.result()
+        wrong += other.result()
+    return count, elapsed_ns / 1e9, wrong
+
+
+def _ring(stack: ExitStack, number: int) -> tuple[Writer, Reader]:
+    """Both ends of a ring, to be used in processes forked from this one."""
+    ring = stack.enter_context(
+        rings.create(f"bench{os.getpid()}", number=number, frames=FRAMES, arena_bytes=ARENA_BYTES)
+    )
+    return stack.enter_context(ring.writer()), stack.enter_context(ring.reader())
+
+
+@jit
+def _describe(w, index, n):  # type: ignore[no-untyped-def]
+    describe(w, index, n ^ 0x5555, w.position, _LENGTH, n & 0xFFFF, 0, 0)
+
+
+@jit
+def _wrong(descriptor, n):  # type: ignore[no-untyped-def]
+    """1 if any word of the descriptor at this address is not that of frame n."""
+    words = carray(pointer(descriptor), 4, np.int64)
+    place = ((n * (_LENGTH // 16)) & (_OFFSETS - 1)) | (_LENGTH << 32)
+    difference = (words[0] ^ n) | (words[1] ^ n ^ 0x5555) | (words[2] ^ place) | (words[3] ^ (n & 0xFFFF))
+    return 1 if difference != 0 else 0
+
+
+@jit
+def write_all(writer_state, count):  # type: ignore[no-untyped-def]
+    w = writer_state[0]
+    n = 0
+    while n < count:
+        if not reserve(w, BATCH, BATCH * _LENGTH):
+            pause()
+            continue
+        for index in range(BATCH):
+            _describe(w, index, n + index)
+        publish(w, BATCH)
+        n += BATCH
+
+
+@jit
+def read_all(reader_state, count):  # type: ignore[no-untyped-def]
+    """(how many were wrong, ns since the first was there)."""
+    r = reader_state[0]
+    n, wrong = 0, 0
+    while not wait(r, _SPIN, monotonic_ns() + _WAIT_NS):
+        pass
+    begin_ns = monotonic_ns()
+    while n < count:
+        frames = poll(r, r.max_frames)
+        if frames == 0:
+            pause()
+            continue
+        for index in range(frames):
+            wrong += _wrong(r.batch_descriptors + 32 * index, n + index)
+        release(r, frames)
+        n += frames
+    return wrong, monotonic_ns() - begin_ns
+
+
+@jit
+def _send(w, n):  # type: ignore[no-untyped-def]
+    while not reserve(w, 1, _LENGTH):
+        pause()
+    _describe(w, 0, n)
+    publish(w, 1)
+
+
+@jit
+def _take(r, n):  # type: ignore[no-untyped-def]
+    while poll(r, 1) == 0:
+        wait(r, _SPIN, monotonic_ns() + _WAIT_NS)
+    wrong = _wrong(r.batch_descriptors, n)
+    release(r, 1)
+    return wrong
+
+
+@jit
+def ping(writer_state, reader_state, count):  # type: ignore[no-untyped-def]
+    """(how many were wrong, ns). A tenth as many round trips come before, uncounted."""
+    w, r = writer_state[0], reader_state[0]
+    wrong, begin_ns, warm = 0, 0, count // 10
+    for n in range(warm + count):
+        if n == warm:
+            begin_ns = monotonic_ns()
+        _send(w, n)
+        wrong += _take(r, n)
+    return wrong, monotonic_ns() - begin_ns
+
+
+@jit
+def echo(reader_state, writer_state, count):  # type: ignore[no-untyped-def]
+    """How many were wrong."""
+    r, w = reader_state[0], writer_state[0]
+    wrong = 0
+    for n in range(count // 10 + count):
+        wrong += _take(r, n)
+        _send(w, n)
+    return wrong
+
+
+def _compile() -> None:
+    w: Any = np.zeros(1, WRITER_STATE)
+    r: Any = np.zeros(1, READER_STATE)
+    compile_for(write_all, w, 0)
+    compile_for(read_all, r, 0)
+    compile_for(ping, w, r, 0)
+    compile_for(echo, r, w, 0)
