@@ -65,10 +65,6 @@ class Process:
         return self.pidfd >= 0
 
 
-class _Interrupted(BaseException):
-    """A signal came while everything was still being prepared."""
-
-
 def run(spec: RunSpec, report: Report) -> int:
     """Do a whole run; the exit code. Refused before anything was started, Failed when it broke."""
     try:
@@ -91,7 +87,7 @@ class Supervisor:
         self.sender = KnownSender(spec.sender) if spec.sender else None
         self._poll = select.poll()
         self._signals = 0
-        self._breaks_off = False  # a signal does not wait for the compiler
+        self._preparing = True
         self._errors: list[str] = []
         self._previous: dict[str, Any] | None = None
 
@@ -99,8 +95,9 @@ class Supervisor:
 
     def run(self) -> int:
         with self._catching_signals():
-            if not self._prepare():
-                return 0
+            self._check()
+            self._compile()
+            self._preparing = False
             self._create()
             self._start()
             try:
@@ -108,15 +105,6 @@ class Supervisor:
             finally:  # also when nobody reads our output any more
                 self._stop()
         return 1 if self._errors else 0
-
-    def _prepare(self) -> bool:
-        """Check and compile; False if a signal broke it off."""
-        self._breaks_off = True
-        with contextlib.suppress(_Interrupted):
-            self._check()
-            self._compile()
-        self._breaks_off = False
-        return self._signals == 0
 
     def _check(self) -> None:
         """Refuse early what would be refused late."""
@@ -383,8 +371,10 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signals += 1
-        if self._breaks_off:
-            raise _Interrupted
+        if self._preparing:
+            # Nothing exists yet that would have to be ended. An exception might be swallowed by a
+            # callback of the compiler's, and waiting for it takes long.
+            os._exit(0)
 
     # ── reporting ────────────────────────────────────────────────────────────────────────────────────
 
