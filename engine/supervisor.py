@@ -119,11 +119,11 @@ class Supervisor:
             probe_udp(part.listen.host, part.listen.port)
 
     def _compile(self) -> None:
-        handlers = [load(c.handler) for c in self.spec.consumers]
-        if not compiled_before():
+        if not compiled_before():  # asked before `load`, which compiles, too
             self.report.note(
                 "compiling for the first time: this takes up to a minute, the next start does not"
             )
+        handlers = [load(c.handler) for c in self.spec.consumers]
         compile_all()
         Reader.compile()
         for spec, handler in zip(self.spec.consumers, handlers, strict=True):
