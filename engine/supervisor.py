@@ -232,7 +232,7 @@ class Supervisor:
         self.processes.append(Process(worker, life))
 
     def _fork(self, process: Process) -> None:
-        """Fork a worker and wait until it is ready. Refused or Failed with its own words if it is not."""
+        """Fork a worker and wait until it is ready. Refused or Failed with its own words if it gives up."""
         readable, process.worker.ready_fd = os.pipe()
         process.pid = fork(process.worker, process.life, self._forget)
         os.close(process.worker.ready_fd)
@@ -246,7 +246,9 @@ class Supervisor:
         if not there:
             raise Failed(f"{process.worker.name} did not start within {_START_S:.0f} s")
         code = self._reap(process)
-        raise (Refused if code == 2 else Failed)(self._words(process, code))
+        if code >= 0:
+            raise (Refused if code == 2 else Failed)(self._words(process, code))
+        self._ended_early(process, code)
 
     def _forget(self) -> None:
         """In a forked child: close what holds the supervisor's locks, and what only it may use."""
