@@ -282,6 +282,18 @@ def mirror(json: bool | None, **flags: Any) -> int:
     return 0
 
 
+# ── bench ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@rxring.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench(arguments: tuple[str, ...]) -> int:
+    """Measure: `list` names the experiments, `NAME` runs one."""
+    from bench import runner
+
+    return runner.main(arguments)
+
+
 # ── rings ────────────────────────────────────────────────────────────────────────────────────────────
 
 
