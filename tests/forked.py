@@ -58,7 +58,7 @@ def _readable(fd: int, timeout_s: float) -> bool:
     return bool(poll.poll(timeout_s * 1000))
 
 
-def await_(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+def await_(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Until something outside this process has happened."""
     deadline = time.monotonic() + timeout_s
     while not condition():

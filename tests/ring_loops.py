@@ -249,4 +249,7 @@ def compile_all() -> None:
         reserve_only(writer.state, 1, 1)
         with ring.reader(name="ping") as reader:
             ping(reader.state, writer.state, 0, 1, board, 4, True)
+            writer.write(b"")
+            assert reader.wait(0)
+            assert reader.poll() is not None
         writer.close()

@@ -44,14 +44,14 @@ def test_a_time_out_is_kept(ring: Ring, wait: str, timeout_s: float) -> None:
 
 
 @strategies
-def test_every_packet_of_a_slow_writer_wakes(ring: Ring, name: str, wait: str, fork: Any) -> None:
-    """One every 3 ms, each seen before the next but for a busy machine's sake."""
+def test_every_packet_of_a_slow_writer_wakes(ring: Ring, name: str, wait: str, fork: Any, loops: Any) -> None:
+    """One every 3 ms. A lost wake would show each only 100 ms later; a busy machine delays a few."""
 
     def write() -> None:
         with rings.attach(name).writer() as writer:
             for _ in range(40):
                 time.sleep(0.003)
-                writer.write(np.array([time.monotonic_ns()]))
+                assert writer.write(np.array([time.monotonic_ns()]), timeout_s=20)
 
     with ring.reader(wait=wait) as reader:
         child = fork(write)
@@ -65,7 +65,7 @@ def test_every_packet_of_a_slow_writer_wakes(ring: Ring, name: str, wait: str, f
 
 
 @strategies
-def test_closing_wakes(ring: Ring, name: str, wait: str, fork: Any, board: Any) -> None:
+def test_closing_wakes(ring: Ring, name: str, wait: str, fork: Any, loops: Any, board: Any) -> None:
     def read() -> None:
         with rings.attach(name).reader(wait=wait) as reader:
             board[0] = 1
@@ -88,7 +88,7 @@ def test_closing_wakes(ring: Ring, name: str, wait: str, fork: Any, board: Any) 
 
 
 @strategies
-def test_two_sleepers_are_both_woken(ring: Ring, name: str, wait: str, fork: Any) -> None:
+def test_two_sleepers_are_both_woken(ring: Ring, name: str, wait: str, fork: Any, loops: Any) -> None:
     def read(mine: str) -> None:
         with rings.attach(name).reader(name=mine, wait=wait) as reader:
             seen = sum(len(batch) for batch in reader)
@@ -99,7 +99,7 @@ def test_two_sleepers_are_both_woken(ring: Ring, name: str, wait: str, fork: Any
     with ring.writer() as writer:
         for _ in range(30):
             time.sleep(0.002)
-            assert writer.write(b"x")
+            assert writer.write(b"x", timeout_s=20)
     assert [child.wait() for child in children] == [0, 0]
 
 
