@@ -65,11 +65,13 @@ static inline pid_t fork_on(int parent_cpu, int child_cpu) {
     return child;
 }
 
-static inline int64_t now_ns(void) {
+static inline int64_t clock_ns(clockid_t clock) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
+
+static inline int64_t now_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
 
 /* Zeroed memory that a forked child shares. */
 static inline void *shared(size_t size) {
