@@ -4,10 +4,10 @@ One shared-memory object, `/rxring-UID-NAME-status`. Each worker has one record,
 facts (a JSON object) and the raw state of its handler. Reading disturbs nobody.
 
     page 0       magic · version · workers · pid · what it is · stop word
-    then         for each worker: name, sequence, and two copies {length, CRC, facts, state}
+    then         for each worker: name, sequence, and two copies {lengths, checksum, facts, state}
 
 A record is double-buffered: the idle copy is filled, then the sequence is raised, whose lowest bit says
-which copy is valid. A reader that is overtaken sees it by the CRC, on any memory order, and reads again.
+which copy is valid. A reader that is overtaken sees it by the checksum, on any memory order, and reads again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ _HEADER = struct.Struct("<8sIIqq16s")  # magic, workers, -, pid, started ns, kin
 _STOP_AT = LINE
 _RECORDS_AT = PAGE
 _RECORD = struct.Struct("<32sqqq")  # name, sequence, state capacity, offset of the first copy
-_COPY = struct.Struct("<III4x")  # facts length, state length, crc
+_SEQUENCE_AT = 32  # of its 8 bytes in the record
+_COPY = struct.Struct("<III4x")  # facts length, state length, checksum
 
 # What the stop word says. Workers look at it in their loops.
 RUN, STOP = 0, 1
+
+
+def _checksum(body: bytes, facts_length: int) -> int:
+    """A CRC that does not take a copy whose header is all zeros for one of nothing."""
+    return zlib.crc32(body, facts_length + 1)
 
 
 def _plain_data(value: Any) -> Any:
@@ -94,16 +100,16 @@ class Status:
         return cls(name, kind.rstrip(b"\0").decode(), pid, started_ns, workers, segment, memory)
 
     def publish(self, worker: int, facts: dict[str, Any], state: bytes | memoryview = b"") -> None:
-        """Replace the worker's record. Only that worker's process may call it."""
+        """Replace the record of a worker, in its process; ValueError if it does not fit."""
         text = msgspec.json.encode(facts, enc_hook=_plain_data)
-        if len(text) > FACTS_BYTES:
-            raise ValueError(f"{len(text)} bytes of facts do not fit a status record")
-        _, sequence, size, first = _RECORD.unpack_from(self.memory, _RECORDS_AT + worker * LINE)
-        at = first + size * ((sequence + 1) & 1)
         body = text + bytes(state)
+        _, sequence, size, first = _RECORD.unpack_from(self.memory, _RECORDS_AT + worker * LINE)
+        if len(text) > FACTS_BYTES or len(body) > size - _COPY.size:
+            raise ValueError(f"{len(text)} bytes of facts and {len(state)} of state do not fit a record")
+        at = first + size * ((sequence + 1) & 1)
         self.memory[at + _COPY.size : at + _COPY.size + len(body)] = body
-        _COPY.pack_into(self.memory, at, len(text), len(body) - len(text), zlib.crc32(body))
-        struct.pack_into("<q", self.memory, _RECORDS_AT + worker * LINE + 32, sequence + 1)
+        _COPY.pack_into(self.memory, at, len(text), len(body) - len(text), _checksum(body, len(text)))
+        self._store(_RECORDS_AT + worker * LINE + _SEQUENCE_AT, sequence + 1)
 
     def read(self, worker: int) -> tuple[dict[str, Any], bytes]:
         """The worker's facts and state as last published; ({}, b"") before the first time."""
@@ -116,7 +122,7 @@ class Status:
             length = facts_length + state_length
             if length <= size - _COPY.size:
                 body = bytes(self.memory[at + _COPY.size : at + _COPY.size + length])
-                if zlib.crc32(body) == crc:
+                if _checksum(body, facts_length) == crc:
                     return msgspec.json.decode(body[:facts_length]), body[facts_length:]
 
     @property
@@ -126,7 +132,11 @@ class Status:
 
     @stop.setter
     def stop(self, value: int) -> None:
-        struct.pack_into("<q", self.memory, _STOP_AT, value)
+        self._store(_STOP_AT, value)
+
+    def _store(self, at: int, value: int) -> None:
+        """Store a word at once: struct's pack_into would show others a 0 before."""
+        self.memory.cast("q")[at // 8] = value
 
     @property
     def stop_offset(self) -> int:
