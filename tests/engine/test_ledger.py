@@ -1,0 +1,147 @@
+"""The ledger: counters as the kernel prints them, and sums that hold for any counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.ledger import (
+    COUNTERS,
+    NamespaceCounters,
+    balance,
+    other_udp_errors,
+    parse_softnet_dropped,
+    parse_udp_errors,
+)
+
+# Columns of old and new kernels; one row for each CPU that is online.
+SOFTNET_9 = "0000007b 00000000 00000001 00000000 00000000 00000000 00000000 00000000 00000000\n"
+SOFTNET_15 = (
+    "0001e240 000000ff 00000001 00000000 00000000 00000000 00000000 00000000 00000000 00000005 00000000"
+    " 00000000 00000000 00000000 00000000\n"
+    "00000010 00000010 00000001 00000000 00000000 00000000 00000000 00000000 00000000 00000005 00000000"
+    " 00000000 00000003 00000000 00000000\n"
+)
+SNMP = """Ip: Forwarding DefaultTTL
+Ip: 1 64
+Udp: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors SndbufErrors InCsumErrors IgnoredMulti MemErrors
+Udp: 1000 5 120 900 100 0 3 0 7
+UdpLite: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors SndbufErrors InCsumErrors
+UdpLite: 0 0 99 0 0 0 0
+"""
+
+
+def test_softnet_rows_of_any_width() -> None:
+    assert parse_softnet_dropped(SOFTNET_9) == [0]
+    assert parse_softnet_dropped(SOFTNET_15) == [255, 16]
+
+
+def test_udp_errors_with_and_without_the_newer_columns() -> None:
+    assert parse_udp_errors(SNMP) == (120, 107)
+    old = "Udp: InDatagrams NoPorts InErrors OutDatagrams\nUdp: 1 2 3 4\n"
+    assert parse_udp_errors(old) == (3, 0)
+
+
+def test_this_machines_counters_are_read() -> None:
+    first = NamespaceCounters.read()
+    assert NamespaceCounters.read().since(first).softnet_dropped >= 0
+    assert first.udp_errors >= first.udp_full >= 0
+
+
+@pytest.mark.parametrize(
+    ("errors", "full", "dropped", "other"),
+    [
+        (0, 0, 0, 0),
+        (100, 100, 100, 0),  # full buffers, all ours
+        (100, 100, 0, 0),  # full buffers, of others
+        (3, 0, 0, 3),  # bad checksums, of others
+        (3, 0, 3, 0),  # ours: in the socket's own count
+        (103, 100, 103, 0),
+        (103, 100, 100, 3),
+    ],
+)
+def test_a_drop_is_not_counted_twice(errors: int, full: int, dropped: int, other: int) -> None:
+    assert other_udp_errors(NamespaceCounters(0, errors, full), dropped) == other
+
+
+count = st.integers(0, 1 << 50)
+
+
+@given(
+    nic=st.none() | count,
+    softnet=count,
+    socket=count,
+    other=count,
+    lost=count,
+    after=count,
+    refused=count,
+    published=count,
+    missing=st.integers(-5, 5),
+    consumers=st.lists(st.tuples(count, count, count, count, count), max_size=3),
+    wrong=st.sampled_from([0, 0, 1, -1]),
+)
+def test_it_balances_exactly_when_every_sum_does(
+    nic: int | None,
+    softnet: int,
+    socket: int,
+    other: int,
+    lost: int,
+    after: int,
+    refused: int,
+    published: int,
+    missing: int,
+    consumers: list[tuple[int, int, int, int, int]],
+    wrong: int,
+) -> None:
+    received = refused + published + wrong
+    sent = (nic or 0) + softnet + socket + other + lost + after + received + missing
+    views: dict[str, dict[str, int]] = {}
+    for i, (delivered, skipped, passed, unread, _) in enumerate(consumers):
+        joined = published - delivered - skipped - passed - unread
+        views[f"c{i}"] = {
+            "delivered": delivered,
+            "skipped": skipped,
+            "passed": passed,
+            "unread": unread,
+            "joined": joined,
+        }
+    known: dict[str, Any] = {
+        "nic_dropped": nic,
+        "namespace": NamespaceCounters(softnet, socket + other, socket),
+        "socket_dropped": socket,
+        "after_stop": after,
+        "lost_in_flight": lost,
+        "received": received,
+        "refused": refused,
+        "published": published,
+    }
+    ledger = balance(sent=sent, consumers=views, **known)
+    assert ledger["residual"] == missing
+    assert ledger["balanced"] is (missing == 0 and wrong == 0)
+    assert ledger["other_errors"] == other
+    unknown = balance(sent=None, consumers=views, **known)
+    assert (unknown["sent"], unknown["residual"], unknown["balanced"]) == (None, None, None)
+    if views:
+        views["c0"]["delivered"] += 1
+        assert balance(sent=sent, consumers=views, **known)["balanced"] is False
+
+
+def test_every_line_has_its_label_and_its_sentence() -> None:
+    ledger = balance(
+        sent=1,
+        nic_dropped=None,
+        namespace=NamespaceCounters(0, 0, 0),
+        socket_dropped=0,
+        after_stop=0,
+        lost_in_flight=0,
+        received=1,
+        refused=0,
+        published=1,
+        consumers={},
+    )
+    assert {counter.id for counter in COUNTERS} <= set(ledger)
+    assert len({counter.id for counter in COUNTERS}) == len(COUNTERS)
+    assert all(counter.sentence.endswith(".") for counter in COUNTERS)
