@@ -79,7 +79,9 @@ POLLOUT = 4
 def shared_zeros(shape: int | tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """`numpy.zeros` in an anonymous mapping that forked children share."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    zeros: NDArray[Any] = np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)[:size].view(dtype).reshape(shape)
+    zeros: NDArray[Any] = (
+        np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)[:size].view(dtype).reshape(shape)
+    )
     return zeros
 
 
