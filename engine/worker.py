@@ -69,6 +69,11 @@ class Worker:
         }
         self.status.publish(self.index, common | facts, state)
 
+    def say_last(self, error: str) -> None:
+        """Why it ends; what it had published before stays."""
+        facts, state = self.status.read(self.index)
+        self.publish(facts | {"error": error}, state)
+
     def supervisor_lives(self) -> bool:
         """Its lock on the status segment is freed by the kernel when it ends, however it ends."""
         return self._lock_view is not None and locks.held_by_other(self._lock_view.fd, LOCK_OWNER)
@@ -106,9 +111,9 @@ def fork(worker: Worker, life: Callable[[Worker], None], forget: Callable[[], No
         code = 0
     except (Failed, Refused, RingError) as error:
         code = 1 if isinstance(error, Failed) else 2
-        worker.publish({"error": str(error)})
+        worker.say_last(str(error))
     except BaseException as error:
-        worker.publish({"error": f"{type(error).__name__}: {error}"})
+        worker.say_last(f"{type(error).__name__}: {error}")
         if os.environ.get("RXRING_DEBUG"):
             traceback.print_exc()
     finally:
