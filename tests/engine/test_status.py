@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.status import FACTS_BYTES, STOP, Status
+from engine.status import FACTS_BYTES, STOP, Status, _checksum
 from rings.segment import RingError, create_segment, object_name
 
 json = st.recursive(
@@ -158,6 +158,11 @@ def test_no_reading_is_torn_and_none_goes_back(
             last = n
         child.kill()
     status.close()
+
+
+def test_a_header_of_zeros_is_no_record() -> None:
+    """As a reader finds it that was overtaken while the next record is being written."""
+    assert _checksum(b"", 0) != 0
 
 
 def test_nothing_is_left_of_it(name: str) -> None:

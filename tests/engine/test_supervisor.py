@@ -422,6 +422,7 @@ def test_a_disk_that_is_full_ends_the_run_in_order(name: str) -> None:
         assert nothing_left(name)
     check_ledger(summary)
     assert summary["consumers"][1]["delivered"] == 10
+    assert summary["consumers"][0]["result"]["error"] == "No space left on device"
 
 
 # ── Deaths ───────────────────────────────────────────────────────────────────────────────────────────
