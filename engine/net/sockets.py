@@ -40,7 +40,7 @@ class ReceiveBuffer:
         """What to do when it is short."""
         return (
             f"the receive buffer is {self.granted} bytes, not {self.asked}: "
-            f"sysctl -w net.core.rmem_max={self.asked} (or CAP_NET_ADMIN) grants it"
+            f"sysctl -w net.core.rmem_max={self.asked // 2} (or CAP_NET_ADMIN) grants it"
         )
 
 
