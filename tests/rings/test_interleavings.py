@@ -16,6 +16,7 @@ from slow_motion import Died, Stepper, die
 import rings
 from rings import locks
 from rings import reader as reader_module
+from rings import wait as wait_module
 from rings import writer as writer_module
 from rings.atomics import pointer
 from rings.jit import jit
@@ -423,3 +424,81 @@ def test_the_stepper_counts(world: World, monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(world.writer, Writer)
     reader.close()
     skipper.close()
+
+
+# Sleep and wake ----------------------------------------------------------------------------------------
+
+
+class Futex:
+    """Stands for the sleep itself: would it begin, as the word stands?"""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, stepper: Stepper) -> None:
+        self._world = world
+        self._stepper = stepper
+        self.expected = -1  # the word that it sleeps on
+        monkeypatch.setattr(wait_module, "futex_wait", self._wait)
+
+    @property
+    def asleep(self) -> bool:
+        """Every change of the word is followed by a wake of all."""
+        return self.expected == int(self._world.ring.counters["wake"])
+
+    def _wait(self, address: int, expected: int, timeout_ns: int) -> int:
+        self._stepper._step()
+        self.expected = int(expected)
+        return -1
+
+
+def test_a_publish_at_any_place_of_falling_asleep(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody sleeps while there is something to read."""
+    reader = world.ring.reader(name="sleeper")
+    stepper = Stepper(monkeypatch, wait_module)
+    futex = Futex(world, monkeypatch, stepper)
+    places = []
+
+    def step() -> None:
+        futex.expected = -1
+        wait_module._sleep(reader.state.view(np.recarray)[0], 1 << 62)
+
+    for at in _every_place(stepper, step, lambda: world.write(1)):
+        if world.head == int(reader.state[0]["cursor"]):
+            assert futex.asleep
+            world.write(1)
+        assert not futex.asleep
+        places.append(at)
+        while (batch := reader.poll()) is not None:
+            world.check(batch)
+    assert len(places) > 5
+    reader.close()
+
+
+def test_falling_asleep_at_any_place_of_a_publish(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has read this packet, and falls asleep in the middle of its publish, is woken by the next."""
+    reader, other = world.ring.reader(name="sleeper"), world.ring.reader(name="other")
+    stepper = Stepper(monkeypatch, writer_module)
+    futex = Futex(world, monkeypatch, Stepper(monkeypatch, wait_module))
+
+    def read_and_sleep() -> None:
+        while reader.poll() is not None:
+            pass
+        wait_module._sleep(reader.state.view(np.recarray)[0], 1 << 62)
+
+    def sleep_first() -> None:
+        """Another sleeps already: this publish clears the flag."""
+        while other.poll() is not None:
+            pass
+        other._shared[:4].view(np.uint32)[0] = 1
+
+    def step() -> None:
+        sleep_first()
+        _append(world)
+
+    for _ in _every_place(stepper, step, read_and_sleep):
+        if futex.asleep and world.head == int(reader.state[0]["cursor"]):
+            _append(world)
+        assert not futex.asleep
+        while reader.poll() is not None:
+            pass
+        futex.expected = -1
+    reader.close()
+    other.close()
