@@ -26,7 +26,7 @@ from rings.jit import compile_for, jit
 from rings.libc import monotonic_ns
 from rings.reader import READER_STATE, Reader, poll, release
 from rings.wait import SPIN, wait
-from rings.writer import WRITER_STATE, Writer, describe, publish, reserve
+from rings.writer import WRITER_STATE, Writer, describe, publish, reserve, write_descriptor
 
 CLAIMS = (
     Claim("rxring", against="C", at_least=0.7),
@@ -124,8 +124,12 @@ def write_all(writer_state, count):  # type: ignore[no-untyped-def]
         if not reserve(w, BATCH, BATCH * _LENGTH):
             pause()
             continue
+        number, position = w.number, w.position
         for index in range(BATCH):
-            _describe(w, index, n + index)
+            key = n + index
+            write_descriptor(w, index, number + index, key ^ 0x5555, position, _LENGTH, key & 0xFFFF, 0, 0)
+            position += _LENGTH
+        w.number, w.position, w.bytes = number + BATCH, position, w.bytes + BATCH * _LENGTH
         publish(w, BATCH)
         n += BATCH
 
