@@ -38,9 +38,10 @@ class ReceiveBuffer:
     @property
     def advice(self) -> str:
         """What to do when it is short."""
+        wanted = self.asked or self.granted
         return (
-            f"the receive buffer is {self.granted} bytes, not {self.asked}: "
-            f"sysctl -w net.core.rmem_max={self.asked // 2} (or CAP_NET_ADMIN) grants it"
+            f"the receive buffer is {self.granted} bytes, not {wanted}: "
+            f"sysctl -w net.core.rmem_max={wanted // 2} (or CAP_NET_ADMIN) grants it"
         )
 
 
