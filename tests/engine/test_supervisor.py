@@ -7,13 +7,14 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked import await_
-from runs import RXRING, Run, Source, check_ledger
+from runs import ROOT, RXRING, Run, Source, check_ledger
 
 import rings
 
@@ -276,6 +277,50 @@ def test_a_cpu_that_is_not_there(name: str) -> None:
 def test_a_ring_that_does_not_fit_into_shared_memory(name: str) -> None:
     stat = os.statvfs("/dev/shm")
     refused(name, "--ring", str(stat.f_blocks * stat.f_frsize * 2 + (1 << 30)), what="/dev/shm")
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a /dev/shm of its own")
+@pytest.mark.parametrize("size", ["100k", "8m"])  # full at the status segment, at the ring
+def test_a_full_shared_memory(name: str, tmp_path: Path, size: str) -> None:
+    listing = tmp_path / "left"
+    run = f"{RXRING[0]} -m tools.cli run --name {name} --listen udp://127.0.0.1:0 --duration 1"
+    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
+    ended = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{mount} && {{ {run}; c=$?; ls /dev/shm >{listing}; exit $c; }}"],
+        capture_output=True,
+        check=False,
+        cwd=ROOT,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = (line for line in ended.stderr.splitlines() if not line.startswith("compiling"))
+    assert line.startswith("rxring: /dev/shm has ")
+    assert listing.read_text() == ""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to send a packet with a wrong checksum")
+@pytest.mark.parametrize(("length", "of_the_socket"), [(3, False), (300, True)])
+def test_a_wrong_checksum_is_one_drop_and_not_two(name: str, length: int, of_the_socket: bool) -> None:
+    """A short packet is checked before it has a socket; a longer one later, and counted in both places."""
+    with (
+        Source(f"{name}.s") as source,
+        Run(name, "--consumer", "rate", "--sender", f"{name}.s", "--every", "0.05") as run,
+    ):
+        source.connect(run)
+        with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP) as raw:
+            header = struct.pack(">HHHH", 9, run.port, 8 + length, 0xBAD)
+            raw.sendto(header + b"x" * length, ("127.0.0.1", 0))
+            source.sent += 1
+        source.send([b"good"] * 3)
+        source.done()
+        run.await_interval(lambda view: view["consumers"][0]["delivered"] == 3)
+        summary = run.end()
+    check_ledger(summary)
+    assert summary["receivers"][0]["socket_dropped"] == of_the_socket
+    assert summary["ledger"]["other_errors"] == (not of_the_socket)
+    assert summary["consumers"][0]["delivered"] == 3
 
 
 def test_a_receive_buffer_that_no_kernel_grants(name: str) -> None:
