@@ -39,13 +39,14 @@ BATCH = 64
 LENGTH = 128  # of a payload that nobody writes: a multiple of 16, so that offsets can be foretold
 ARENA_BYTES = FRAMES * 2 * LENGTH
 _LENGTH, _SPIN = LENGTH, SPIN
+_WARM = FRAMES  # round trips before those that count: every page of the rings has been touched
 _OFFSETS = ARENA_BYTES // 16
 _WAIT_NS = 1_000_000_000
 
 
 def cases(quick: bool) -> Iterator[Case]:
     count = (1 << 24) if quick else (1 << 27)
-    rounds = 50_000 if quick else 1_000_000
+    rounds = 200_000 if quick else 1_000_000
     first, second = two_cpus()
     _compile()
     stream = {"frames": FRAMES, "batch": BATCH, "descriptors": count, "cpus": [first, second]}
@@ -173,11 +174,11 @@ def _take(r, n):  # type: ignore[no-untyped-def]
 
 @jit
 def ping(writer_state, reader_state, count):  # type: ignore[no-untyped-def]
-    """(how many were wrong, ns). A tenth as many round trips come before, uncounted."""
+    """(how many were wrong, ns)."""
     w, r = writer_state[0], reader_state[0]
-    wrong, begin_ns, warm = 0, 0, count // 10
-    for n in range(warm + count):
-        if n == warm:
+    wrong, begin_ns = 0, 0
+    for n in range(_WARM + count):
+        if n == _WARM:
             begin_ns = monotonic_ns()
         _send(w, n)
         wrong += _take(r, n)
@@ -189,7 +190,7 @@ def echo(reader_state, writer_state, count):  # type: ignore[no-untyped-def]
     """How many were wrong."""
     r, w = reader_state[0], writer_state[0]
     wrong = 0
-    for n in range(count // 10 + count):
+    for n in range(_WARM + count):
         wrong += _take(r, n)
         _send(w, n)
     return wrong

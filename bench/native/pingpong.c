@@ -38,7 +38,7 @@ int main(int argc, char **argv) {
     if (argc != 5)
         return 2;
     int raw = strcmp(argv[1], "raw") == 0;
-    int64_t rounds = argument(argv, 2), wrong = 0, begin = 0, warm = rounds / 10;
+    int64_t rounds = argument(argv, 2), wrong = 0, begin = 0, warm = FRAMES;
     lane *there = shared(2 * sizeof(lane)), *back = there + 1;
     pid_t other = fork_on(argument(argv, 3), argument(argv, 4));
     for (int64_t n = 0; n < warm + rounds; n++) {
