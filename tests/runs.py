@@ -143,7 +143,12 @@ class Run:
 
     @property
     def errors(self) -> str:
-        """All of stderr so far."""
+        """stderr so far, without the notes that depend on the machine."""
+        notes = ("compiling for the first time: ", "rx0: the receive buffer is ")
+        return "".join(line for line in self.stderr.splitlines(True) if not line.startswith(notes))
+
+    @property
+    def stderr(self) -> str:
         return os.pread(self._errors, 1 << 20, 0).decode()
 
     def worker(self, index: int) -> int:
