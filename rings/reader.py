@@ -361,7 +361,7 @@ class Reader:
         self._policy = Policy.GATE if policy == "gate" else Policy.SKIP
         self.strategy = STRATEGIES[wait]
         self._segment = ring.segment.reopen()
-        self._memory = np.frombuffer(self._segment.map(writable=False), np.uint8)
+        self._memory = np.frombuffer(self._segment.map(writable=False, ahead=True), np.uint8)
         shared_at, shared_bytes = geometry.waiting, geometry.descriptors - geometry.waiting
         self._shared = np.frombuffer(
             self._segment.map(writable=True, offset=shared_at, length=shared_bytes), np.uint8

@@ -77,13 +77,17 @@ class Segment:
     size: int
     maps: list[mmap.mmap] = field(default_factory=list)
 
-    def map(self, *, writable: bool, offset: int = 0, length: int = 0) -> memoryview:
-        """Map `length` bytes from `offset` (a page boundary); by default all of it."""
+    def map(self, *, writable: bool, offset: int = 0, length: int = 0, ahead: bool = False) -> memoryview:
+        """Map `length` bytes from `offset` (a page boundary); by default all of it.
+
+        ahead: all pages now, so that the first lap of a ring costs no page faults.
+        """
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if ahead else 0)
         # mmap keeps a duplicate of the descriptor until the last array on the mapping is gone. It must
         # not be of the description that holds our locks: they would outlive `forget`.
         other = self.reopen()
-        mapped = mmap.mmap(other.fd, length or self.size - offset, mmap.MAP_SHARED, access, offset=offset)
+        mapped = mmap.mmap(other.fd, length or self.size - offset, flags, access, offset=offset)
         other.forget()
         self.maps.append(mapped)
         return memoryview(mapped)

@@ -345,7 +345,7 @@ class Writer:
         if not locks.acquire(self._segment.fd, LOCK_WRITER):
             self._segment.forget()
             raise RingError(f"ring {ring.name} has a writer: there can be only one")
-        self._memory = np.frombuffer(self._segment.map(writable=True), np.uint8)
+        self._memory = np.frombuffer(self._segment.map(writable=True, ahead=True), np.uint8)
         base = self._memory.ctypes.data
         geometry = ring.geometry
         self.section: NDArray[Any] = self._memory[geometry.writer :][: WRITER.itemsize].view(WRITER)

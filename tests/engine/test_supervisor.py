@@ -17,6 +17,7 @@ from forked import await_
 from runs import ROOT, RXRING, Run, Source, check_ledger
 
 import rings
+from engine.status import Status
 
 # CONTRACT: what an interval and a summary hold, at least, and of what type. None: may be null.
 NUMBER = (int, float)
@@ -345,6 +346,89 @@ def test_a_second_engine_on_one_port(name: str) -> None:
 
 def test_a_dump_that_cannot_be_written(name: str, tmp_path: Path) -> None:
     refused(name, "--consumer", f"dump={tmp_path}/no/such/file", what="No such file or directory")
+
+
+# ── What it does, and what is seen of it ─────────────────────────────────────────────────────────────
+
+
+def test_a_result_that_does_not_fit_the_status_is_in_the_output(name: str) -> None:
+    """Packets of 6000 sizes: 64 KiB of facts do not hold their counts."""
+    with (
+        Source(f"{name}.s") as source,
+        Run(name, "--consumer", "rate", "--sender", f"{name}.s", "--every", "0.02") as run,
+    ):
+        source.connect(run)
+        for first in range(0, 6000, 200):
+            source.send(bytes(size) for size in range(first, first + 200))
+            run.await_interval(lambda view: view["consumers"][0]["delivered"] == source.sent)
+        status = Status.open(name)
+        facts = status.read(len(status.workers) - 1)[0]
+        status.close()
+        source.done()
+        summary = run.end()
+    check_ledger(summary)
+    assert facts["state"] == "ready"
+    assert facts["view"]["consumers"][0]["result"] is None
+    assert summary["consumers"][0]["result"]["sizes"] == {str(size): 1 for size in range(6000)}
+
+
+def test_the_status_tells_what_the_output_tells(name: str) -> None:
+    with Run(name, "--consumer", "rate", "--every", "0.05") as run:
+        run.await_interval()
+        status = Status.open(name)
+        assert (status.kind, status.pid) == ("engine", run.pid)
+        assert status.workers == ["rx0", "rate", "supervisor"]
+        view = status.read(2)[0]["view"]
+        assert view["type"] == "interval"
+        assert set(view) == set(run.objects[-1])
+        status.close()
+
+
+def test_all_paused_then_resumed(name: str) -> None:
+    """The kernel goes on taking packets, and drops what its buffer does not hold: all of it is counted."""
+    with (
+        Source(f"{name}.s") as source,
+        Run(name, "--consumer", "rate", "--sender", f"{name}.s", "--rcvbuf", "100000") as run,
+    ):
+        source.connect(run)
+        source.send([b"before"] * 10)
+        os.killpg(run.pid, signal.SIGSTOP)
+        source.send([b"meanwhile"] * 1000)
+        os.killpg(run.pid, signal.SIGCONT)
+        source.send([b"after"] * 10)
+        source.done()
+        summary = run.end()
+        assert run.errors == ""
+    check_ledger(summary)
+    assert summary["receivers"][0]["socket_dropped"] > 0
+    assert summary["receivers"][0]["restarts"] == summary["consumers"][0]["restarts"] == 0
+
+
+def test_real_time_priority_and_locked_memory_or_the_reason(name: str) -> None:
+    """Of the workers, and not of the supervisor."""
+    with Run(name, "--consumer", "rate", "--fifo", "--mlock") as run:
+        first = run.next()
+        if first is None:
+            assert run.wait() == 2
+            assert run.errors.startswith("rxring: ")
+            assert run.errors.count("\n") == 1
+            assert "RLIMIT" in run.errors or "budget" in run.errors
+            assert nothing_left(name)
+            return
+        for worker in first["receivers"] + first["consumers"]:
+            assert os.sched_getscheduler(worker["pid"]) == os.SCHED_FIFO
+            assert locked_kib(worker["pid"]) > 0
+        assert os.sched_getscheduler(run.pid) == os.SCHED_OTHER
+        assert locked_kib(run.pid) == 0
+        run.send_signal(signal.SIGINT)
+        while run.next() is not None:
+            pass
+        assert run.wait() == 0
+
+
+def locked_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmLck:")).split()[1])
 
 
 # ── Handlers of the user's own ───────────────────────────────────────────────────────────────────────
