@@ -352,15 +352,16 @@ def test_a_dump_that_cannot_be_written(name: str, tmp_path: Path) -> None:
 
 
 def test_a_result_that_does_not_fit_the_status_is_in_the_output(name: str) -> None:
-    """Packets of 6000 sizes: 64 KiB of facts do not hold their counts."""
+    """Packets of 9000 sizes: 64 KiB of facts do not hold their counts."""
     with (
         Source(f"{name}.s") as source,
         Run(name, "--consumer", "rate", "--sender", f"{name}.s", "--every", "0.02") as run,
     ):
         source.connect(run)
-        for first in range(0, 6000, 200):
-            source.send(bytes(size) for size in range(first, first + 200))
+        for first in range(0, 9000, 300):
+            source.send(bytes(size) for size in range(first, first + 300))
             run.await_interval(lambda view: view["consumers"][0]["delivered"] == source.sent)
+        run.await_interval(lambda view: view["consumers"][0]["result"]["packets"] == source.sent)
         status = Status.open(name)
         facts = status.read(len(status.workers) - 1)[0]
         status.close()
@@ -369,7 +370,7 @@ def test_a_result_that_does_not_fit_the_status_is_in_the_output(name: str) -> No
     check_ledger(summary)
     assert facts["state"] == "ready"
     assert facts["view"]["consumers"][0]["result"] is None
-    assert summary["consumers"][0]["result"]["sizes"] == {str(size): 1 for size in range(6000)}
+    assert summary["consumers"][0]["result"]["sizes"] == {str(size): 1 for size in range(9000)}
 
 
 def test_the_status_tells_what_the_output_tells(name: str) -> None:
