@@ -145,13 +145,14 @@ def receive_into_slots(rx_state, w_state, slot_bytes, deadline_ns):  # type: ign
         taken = np.int64(recvmmsg(rx.fd, rx.headers, rx.batch, MSG_DONTWAIT, 0))
         rx.short = 1 if taken < rx.batch else 0
         received_ns = realtime_ns()
+        number, size = w.number, np.int64(0)
         for i in range(taken):
             length = np.int64(headers[i].length)
             time_ns, socket_ns, flags = _kernel_time(rx, i, headers[i].control_length, received_ns)
-            describe(w, i, time_ns, start + i * slot_bytes, length, socket_ns, 0, flags)
+            number, _ = describe(w, i, number, time_ns, start + i * slot_bytes, length, socket_ns, 0, flags)
+            size += length
         if taken > 0:
-            w.position = start + taken * slot_bytes
-            publish(w, taken)
+            publish(w, taken, number, start + taken * slot_bytes, size)
 
 
 def _live(ring: Ring) -> tuple[Any, int]:

@@ -26,7 +26,7 @@ from rings.jit import compile_for, jit
 from rings.libc import monotonic_ns
 from rings.reader import READER_STATE, Reader, poll, release
 from rings.wait import SPIN, wait
-from rings.writer import WRITER_STATE, Writer, describe, publish, reserve, write_descriptor
+from rings.writer import WRITER_STATE, Writer, describe, publish, reserve
 
 CLAIMS = (
     Claim("rxring", against="C", at_least=0.7),
@@ -104,8 +104,8 @@ def _ring(stack: ExitStack, number: int) -> tuple[Writer, Reader]:
 
 
 @jit
-def _describe(w, index, n):  # type: ignore[no-untyped-def]
-    describe(w, index, n ^ 0x5555, w.position, _LENGTH, n & 0xFFFF, 0, 0)
+def _describe(w, index, n, number, position):  # type: ignore[no-untyped-def]
+    return describe(w, index, number, n ^ 0x5555, position, _LENGTH, n & 0xFFFF, 0, 0)
 
 
 @jit
@@ -127,11 +127,8 @@ def write_all(writer_state, count):  # type: ignore[no-untyped-def]
             continue
         number, position = w.number, w.position
         for index in range(BATCH):
-            key = n + index
-            write_descriptor(w, index, number + index, key ^ 0x5555, position, _LENGTH, key & 0xFFFF, 0, 0)
-            position += _LENGTH
-        w.number, w.position, w.bytes = number + BATCH, position, w.bytes + BATCH * _LENGTH
-        publish(w, BATCH)
+            number, position = _describe(w, index, n + index, number, position)
+        publish(w, BATCH, number, position, BATCH * _LENGTH)
         n += BATCH
 
 
@@ -159,8 +156,8 @@ def read_all(reader_state, count):  # type: ignore[no-untyped-def]
 def _send(w, n):  # type: ignore[no-untyped-def]
     while not reserve(w, 1, _LENGTH):
         pause()
-    _describe(w, 0, n)
-    publish(w, 1)
+    number, position = _describe(w, 0, n, w.number, w.position)
+    publish(w, 1, number, position, _LENGTH)
 
 
 @jit

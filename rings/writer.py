@@ -34,12 +34,11 @@ from rings.atomics import (
     load_acquire,
     load_relaxed,
     load_relaxed_u32,
-    load_seq_cst_u32,
     pointer,
     scratch,
     store_relaxed,
     store_relaxed_u32,
-    store_seq_cst,
+    store_release,
 )
 from rings.jit import compile_for, jit
 from rings.layout import (
@@ -99,7 +98,7 @@ WRITER_STATE = np.dtype(
             "bytes",  # payload bytes written so far
             "position",  # where the next payload goes
             "floor",
-            "floor_position",  # where the payload of frame `floor` begins
+            "floor_position",  # where the payload of frame `floor`, or of one before it, begins
             "gate",
             "full_since_ns",  # 0: not full
         )
@@ -118,7 +117,7 @@ def compiled_layout_hash():  # type: ignore[no-untyped-def]
 def _position_of(w, sequence, position):  # type: ignore[no-untyped-def]
     """Where the payload of a live frame begins; `position` if it is the one to be written next.
 
-    Live payloads span at most M − ALIGN bytes from `floor_position`, so the difference modulo M is it.
+    Live payloads lie within M − ALIGN bytes from `floor_position`, so the difference modulo M is it.
     """
     if sequence == w.head:
         return position
@@ -138,11 +137,13 @@ def reserve(w, frames, size):  # type: ignore[no-untyped-def]
     if (start & (w.arena_bytes - 1)) + size > w.arena_bytes:
         start = (start | (w.arena_bytes - 1)) + 1  # would pass the end: begin again at offset 0
     floor = max(w.floor, w.head + frames + 1 - w.frames)
-    position = _position_of(w, floor, start)
+    position = w.floor_position
     overwritten_below = start + size + _ALIGN - w.arena_bytes
-    while position < overwritten_below and floor < w.head:
-        floor += 1
+    if position < overwritten_below:  # else no need to fetch an old descriptor
         position = _position_of(w, floor, start)
+        while position < overwritten_below and floor < w.head:
+            floor += 1
+            position = _position_of(w, floor, start)
     if floor > w.gate and not _look(w, floor):
         return False
     w.position = start
@@ -214,39 +215,40 @@ def _is_locked(fd, byte):  # type: ignore[no-untyped-def]
 
 
 @jit
-def describe(w, index, time_ns, position, length, socket_ns, segment, flags):  # type: ignore[no-untyped-def]
-    """Write the descriptor of frame `head + index`; frames of a batch in order, before `publish`.
+def describe(w, index, number, time_ns, position, length, socket_ns, segment, flags):  # type: ignore[no-untyped-def]
+    """Write the descriptor of frame `head + index`: (number, position) of the frame behind it.
 
-    position: virtual, of its payload; a multiple of ALIGN. The other fields as in layout.DESCRIPTOR.
+    number: of its first packet; the batch begins with w.number. position: virtual, of its payload; a
+    multiple of ALIGN, from w.position on. The other fields as in layout.DESCRIPTOR. Nothing of `w` is
+    changed before `publish`: what is handed from call to call stays in registers, and each store less
+    lets more of the descriptors' cache lines be on their way at once.
     """
-    write_descriptor(w, index, w.number, time_ns, position, length, socket_ns, segment, flags)
-    w.number += 1 if segment == 0 else max((length + segment - 1) // segment, 1)
-    w.bytes += length
-    w.position = position + ((length + _ALIGN - 1) & -_ALIGN)
-
-
-@jit
-def write_descriptor(w, index, number, time_ns, position, length, socket_ns, segment, flags):  # type: ignore[no-untyped-def]
-    """`describe` without keeping `w.number`, `w.bytes` and `w.position`: for loops that keep them in
-    registers, and store them once, before `publish`."""
     at = w.descriptors + ((w.head + index) & (w.frames - 1)) * _FRAME_BYTES
     words = carray(pointer(at), 4, np.int64)
     words[0] = number
     words[1] = time_ns
     words[2] = ((position & (w.arena_bytes - 1)) // _ALIGN) | (length << 32)
     words[3] = socket_ns | (segment << 32) | (flags << 48)
+    packets = 1 if segment == 0 else max((length + segment - 1) // segment, 1)
+    return number + packets, position + ((length + _ALIGN - 1) & -_ALIGN)
 
 
 @jit
-def publish(w, count):  # type: ignore[no-untyped-def]
-    """Make the `count` frames described since the last publish visible, and wake who sleeps."""
+def publish(w, count, number, position, size):  # type: ignore[no-untyped-def]
+    """Make the `count` frames described since the last publish visible, and wake who sleeps.
+
+    number, position: as the last `describe` gave them. size: payload bytes of the batch.
+    """
     head = w.head + count
     # Readers find the number of packets before `published` in the descriptor that comes next.
-    store_relaxed(w.descriptors + (head & (w.frames - 1)) * _FRAME_BYTES, w.number)
+    store_relaxed(w.descriptors + (head & (w.frames - 1)) * _FRAME_BYTES, number)
     w.head = head
-    store_relaxed(w.writer + _PACKETS, w.number)
+    w.number = number
+    w.position = position
+    w.bytes += size
+    store_relaxed(w.writer + _PACKETS, number)
     store_relaxed(w.writer + _BYTES, w.bytes)
-    store_seq_cst(w.writer + _PUBLISHED, head)  # pairs with the acquire in reader.poll, and see _wake
+    store_release(w.writer + _PUBLISHED, head)  # pairs with the acquire in reader.poll
     _wake(w)
 
 
@@ -254,13 +256,12 @@ def publish(w, count):  # type: ignore[no-untyped-def]
 def _wake(w):  # type: ignore[no-untyped-def]
     """Wake the sleepers, if there may be one.
 
-    No wake is lost: the reader stores `waiting`, fences, looks at `published`; we have stored
-    `published`, seq_cst, and look at `waiting`, seq_cst. One of the two sees the other. (A seq_cst store
-    is one exchange on x86-64: a third cheaper than a store and a fence.) `waiting` is cleared before
-    `wake` is raised: who sets it again after that has also seen the new `wake`, or will not sleep on the
-    old.
+    No wake is lost: the reader stores `waiting`, fences, looks at `published`; we store `published`,
+    fence, look at `waiting`. One of the two sees the other. `waiting` is cleared before `wake` is
+    raised: who sets it again after that has also seen the new `wake`, or will not sleep on the old.
     """
-    if load_seq_cst_u32(w.waiting) != 0:  # pairs with the fence in wait._sleep
+    fence_seq_cst()  # pairs with the fence in wait._sleep
+    if load_relaxed_u32(w.waiting) != 0:
         store_relaxed_u32(w.waiting, 0)
         fetch_add_u32(w.writer + _WAKE, 1)
         futex_wake_all(w.writer + _WAKE)
@@ -269,7 +270,7 @@ def _wake(w):  # type: ignore[no-untyped-def]
 @jit
 def set_state(w, state):  # type: ignore[no-untyped-def]
     """Say RUNNING or CLOSED (after the last publish), and wake everyone to see it."""
-    store_seq_cst(w.writer + _STATE, state)  # pairs with the acquire in reader.is_closed, and see _wake
+    store_release(w.writer + _STATE, state)  # pairs with the acquire in reader.is_closed
     _wake(w)
 
 
@@ -302,8 +303,8 @@ def append(w, address, length, time_ns):  # type: ignore[no-untyped-def]
     if not reserve(w, 1, length):
         return False
     memmove(w.arena + (w.position & (w.arena_bytes - 1)), address, length)
-    describe(w, 0, time_ns, w.position, length, 0, 0, 0)
-    publish(w, 1)
+    number, position = describe(w, 0, w.number, time_ns, w.position, length, 0, 0, 0)
+    publish(w, 1, number, position, length)
     return True
 
 

@@ -96,12 +96,16 @@ def write(state, last, most, batch, deadline_ns):  # type: ignore[no-untyped-def
             if monotonic_ns() >= deadline_ns:
                 return w.head
             sleep_ns(20_000)
+        number, position, size = w.number, w.position, 0
         for i in range(count):
             sequence = w.head + i
             length = length_of(sequence, most)
-            fill(w.arena + (w.position & (w.arena_bytes - 1)), sequence, length)
-            describe(w, i, sequence, w.position, length, 7, segment_of(sequence, most), 0)
-        publish(w, count)
+            fill(w.arena + (position & (w.arena_bytes - 1)), sequence, length)
+            number, position = describe(
+                w, i, number, sequence, position, length, 7, segment_of(sequence, most), 0
+            )
+            size += length
+        publish(w, count, number, position, size)
         if monotonic_ns() >= deadline_ns:
             break
     return w.head
@@ -162,11 +166,12 @@ def put(state, data, lengths, segments):  # type: ignore[no-untyped-def]
     if not reserve(w, lengths.size, size):
         return False
     source = data.ctypes.data
+    number, position = w.number, w.position
     for i in range(lengths.size):
-        memmove(w.arena + (w.position & (w.arena_bytes - 1)), source, lengths[i])
-        describe(w, i, w.head + i, w.position, lengths[i], 0, segments[i], 0)
+        memmove(w.arena + (position & (w.arena_bytes - 1)), source, lengths[i])
+        number, position = describe(w, i, number, w.head + i, position, lengths[i], 0, segments[i], 0)
         source += lengths[i]
-    publish(w, lengths.size)
+    publish(w, lengths.size, number, position, lengths.sum())
     return True
 
 
@@ -214,16 +219,16 @@ def most_at_every_offset(writer_state, reader_state, most, board):  # type: igno
             fill_bytes = min((wanted - w.position) & mask, 65536, w.arena_bytes - (w.position & mask))
             if not reserve(w, 1, fill_bytes):
                 return -1
-            describe(w, 0, 0, w.position, fill_bytes, 0, 0, 0)
-            publish(w, 1)
+            number, position = describe(w, 0, w.number, 0, w.position, fill_bytes, 0, 0, 0)
+            publish(w, 1, number, position, fill_bytes)
             release(r, poll(r, 1))
         if not reserve(w, 1, length):
             return -1
         board[1] += 1 if (w.position & mask) != wanted else 0
         board[2] += 1 if (w.position & mask) == wanted else 0
         fill(w.arena + (w.position & mask), w.head, length)
-        describe(w, 0, w.head, w.position, length, 0, 0, 0)
-        publish(w, 1)
+        number, position = describe(w, 0, w.number, w.head, w.position, length, 0, 0, 0)
+        publish(w, 1, number, position, length)
         if poll(r, NEVER) != 1:
             return -2
         words = carray(pointer(r.batch_descriptors), 4, np.int64)

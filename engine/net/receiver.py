@@ -269,6 +269,7 @@ def _publish_batch(rx, w, count, received_ns):  # type: ignore[no-untyped-def]
     """Publish messages that lie in the arena as a whole, moved down where they would leave holes."""
     headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)
     source, target, frames, moved = rx.start, rx.start, 0, 0
+    number, size = w.number, np.int64(0)
     mask = w.arena_bytes - 1
     for i in range(count):
         length = np.int64(headers[i].length)
@@ -281,11 +282,11 @@ def _publish_batch(rx, w, count, received_ns):  # type: ignore[no-untyped-def]
             else:
                 target = source
             time_ns, socket_ns, flags = _kernel_time(rx, i, headers[i].control_length, received_ns)
-            describe(w, frames, time_ns, target, length, socket_ns, 0, flags)
-            target = w.position
+            number, target = describe(w, frames, number, time_ns, target, length, socket_ns, 0, flags)
+            size += length
             frames += 1
         source += rx.stride
-    publish(w, frames)
+    publish(w, frames, number, target, size)
     if frames < count:
         _add(w, _REFUSED + 8 * TRUNCATED, count - frames)
     if moved != 0:
@@ -332,8 +333,8 @@ def _publish_private(rx, w):  # type: ignore[no-untyped-def]
         else:
             memmove(w.arena + (w.position & (w.arena_bytes - 1)), rx.overflow + i * _OVERFLOW_BYTES, length)
             time_ns, socket_ns, flags = _kernel_time(rx, i, headers[i].control_length, rx.received_ns)
-            describe(w, 0, time_ns, w.position, length, socket_ns, 0, flags)
-            publish(w, 1)
+            number, position = describe(w, 0, w.number, time_ns, w.position, length, socket_ns, 0, flags)
+            publish(w, 1, number, position, length)
     _enter(rx, _IDLE)
     return True
 

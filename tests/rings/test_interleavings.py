@@ -292,11 +292,12 @@ def test_a_writer_dies_anywhere_and_is_followed(
     def step() -> None:
         w = world.writer.state.view(np.recarray)[0]
         if writer_module.reserve(w, len(batch), sum((n + 15) & -16 for n in batch)):
+            number, position = w.number, w.position
             for i, length in enumerate(batch):
-                at = world.ring.geometry.arena + (int(w.position) & M - 1)
+                at = world.ring.geometry.arena + (int(position) & M - 1)
                 world.writer._memory[at : at + length] = (int(w.head) + i) % 251
-                writer_module.describe(w, i, 1, w.position, length, 0, 0, 0)
-            writer_module.publish(w, len(batch))
+                number, position = writer_module.describe(w, i, number, 1, position, length, 0, 0, 0)
+            writer_module.publish(w, len(batch), number, position, sum(batch))
 
     for at in itertools.count():
         stepper.arm(at, die)
