@@ -109,14 +109,16 @@ class Run:
         return port
 
     def await_interval(self, condition: Callable[[Object], bool] = lambda view: True) -> Object:
-        """The next interval of which that is true."""
+        """The next interval of which that is true; soon."""
         assert self.ready
+        end = time.monotonic() + 30
         while True:
             view = self.next()
             assert view is not None, f"it ended: {self.errors}"
             assert view["type"] == "interval"
             if condition(view):
                 return view
+            assert time.monotonic() < end, f"it does not happen: {view}"
 
     def send_signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
