@@ -29,8 +29,8 @@ _PUBLISHED, _WAKE, _STATE = offsets(WRITER, "published", "wake", "state")
 _CLOSED = int(WriterState.CLOSED)
 _LOOKS = 256  # between two looks at the clock
 _LONGEST_SLEEP_NS = 100_000_000  # then the caller looks at the stop word and whether the writer lives
-_NAP_NS = 500_000
-_WORTH_A_WAKE = 16  # frames in the time of a nap, from which on naps pay
+_LONGEST_NAP_NS = 1_000_000
+_WORTH_A_NAP = 16  # frames that a nap must bring
 
 
 @jit
@@ -74,12 +74,16 @@ def _sleep(r, deadline_ns):  # type: ignore[no-untyped-def]
 
 @jit
 def _block(r, deadline_ns):  # type: ignore[no-untyped-def]
-    """Nap if, at the pace since the last wait, a nap would bring a fair batch; then sleep for real."""
+    """Nap if, at the pace since the last wait, a nap would bring a fair batch; then sleep for real.
+
+    A nap lets at most an eighth of the ring fill.
+    """
     now_ns = monotonic_ns()
     frames, elapsed_ns = r.cursor - r.nap_cursor, now_ns - r.nap_since_ns
     r.nap_cursor, r.nap_since_ns = r.cursor, now_ns
-    napping = frames * _NAP_NS >= _WORTH_A_WAKE * elapsed_ns and now_ns + _NAP_NS < deadline_ns
-    if napping and (sleep_ns(_NAP_NS) != 0 or _ready(r)):
+    nap_ns = min(_LONGEST_NAP_NS, (r.frames >> 3) * elapsed_ns // max(frames, 1))
+    napping = frames * nap_ns >= _WORTH_A_NAP * elapsed_ns and now_ns + nap_ns < deadline_ns
+    if napping and (sleep_ns(nap_ns) != 0 or _ready(r)):
         return _ready(r)
     return _sleep(r, deadline_ns)
 
