@@ -159,6 +159,17 @@ def test_nobody_waiting_costs_no_wake(ring: Ring) -> None:
         assert int(ring.counters["wake"]) == 1
 
 
+def test_closing_moves_the_word_that_sleepers_sleep_on(ring: Ring) -> None:
+    """A sleep is bounded, so a close that wakes nobody would only be late."""
+    writer = ring.writer()
+    with ring.reader() as reader:
+        assert not reader.wait(0.001)
+        before = int(ring.counters["wake"])
+        writer.close()
+        assert int(ring.counters["wake"]) == before + 1
+        assert reader.wait(0)
+
+
 def test_a_reader_killed_in_its_sleep_costs_one_wake(ring: Ring, name: str, fork: Any) -> None:
     def sleep() -> None:
         with rings.attach(name).reader(name="sleeper", policy="skip") as reader:
