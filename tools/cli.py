@@ -33,8 +33,9 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Who read our output has what he wanted. Python would flush what is left when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # who read it has what he wanted
+        return 0
+    except SystemExit:  # how rich answers a broken pipe
         return 0
     except KeyboardInterrupt:
         return 130
@@ -45,10 +46,17 @@ def main(args: Sequence[str] | None = None) -> int:
     except Failed as error:
         return _complain(str(error), 1)
     except OSError as error:
+        _drop_output()
         where = f"{error.filename}: " if error.filename else ""
         return _complain(f"{where}{error.strerror or error}: RXRING_DEBUG=1 shows where", 1)
     except Exception as error:
         return _complain(f"unexpected {type(error).__name__}: {error}: RXRING_DEBUG=1 shows where", 1)
+
+
+def _drop_output() -> None:
+    """What is still buffered cannot be written; Python would try again when it exits."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(args: list[str]) -> int:

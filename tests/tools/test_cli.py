@@ -166,17 +166,19 @@ def test_an_unexpected_error_is_one_line_and_a_traceback_only_when_asked(tmp_pat
 
 
 @pytest.mark.parametrize("args", [["--help"], ["rings", "ls"]])
-def test_a_reader_that_goes_away_is_no_error(args: list[str]) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_away_is_no_error(args: list[str], unbuffered: str, name: str) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    with os.fdopen(write_end, "w") as out:
-        done = rxring(*args, stdout=out)
+    with rings.create(name, size_bytes=1 << 20), os.fdopen(write_end, "w") as out:
+        done = rxring(*args, stdout=out, PYTHONUNBUFFERED=unbuffered)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_full_disk_is_said() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_said(unbuffered: str) -> None:
     with open("/dev/full", "w") as out:
-        done = rxring("rings", "ls", stdout=out)
+        done = rxring("rings", "ls", stdout=out, PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 1
     assert done.stderr == "rxring: No space left on device: RXRING_DEBUG=1 shows where\n"
 
