@@ -105,7 +105,7 @@ def _receive_for(
     rx: Receiver, writer: Writer, slot_bytes: int, warm_s: float, window_s: float
 ) -> tuple[int, float]:
     """(packets, seconds) of the window that begins `warm_s` after the first packet."""
-    w, stop = writer.state[0], np.zeros(1, np.int64)
+    w, stop = writer.record[0], np.zeros(1, np.int64)
     if slot_bytes:
         rx.messages.headers["iovec_count"] = 1
 
@@ -114,9 +114,9 @@ def _receive_for(
         while (elapsed := time.monotonic() - begin) < seconds and not enough():
             deadline_ns = int(monotonic_ns()) + _SLICE_NS
             if slot_bytes:
-                receive_into_slots(rx.state, writer.state, slot_bytes, deadline_ns)
+                receive_into_slots(rx.state, writer.record, slot_bytes, deadline_ns)
             else:
-                receive(rx.state, writer.state, stop.ctypes.data, deadline_ns, False)
+                receive(rx.state, writer.record, stop.ctypes.data, deadline_ns, False)
         return elapsed
 
     if run(_SILENCE_S, lambda: w["head"] > 0) >= _SILENCE_S:

@@ -77,8 +77,8 @@ def _stream(count: int, writer_cpu: int, reader_cpu: int) -> tuple[int, float, i
     """(descriptors, seconds, how many were wrong)."""
     with ExitStack() as stack:
         writer, reader = _ring(stack, 0)
-        reading = Pinned(reader_cpu, read_all, reader.state, count)
-        writing = Pinned(writer_cpu, write_all, writer.state, count)
+        reading = Pinned(reader_cpu, read_all, reader.record, count)
+        writing = Pinned(writer_cpu, write_all, writer.record, count)
         writing.result()
         wrong, elapsed_ns = reading.result()
     return count, elapsed_ns / 1e9, wrong
@@ -88,8 +88,8 @@ def _trips(count: int, first_cpu: int, second_cpu: int) -> tuple[int, float, int
     """(round trips, seconds, how many descriptors were wrong)."""
     with ExitStack() as stack:
         there, back = _ring(stack, 0), _ring(stack, 1)
-        other = Pinned(second_cpu, echo, there[1].state, back[0].state, count)
-        one = Pinned(first_cpu, ping, there[0].state, back[1].state, count)
+        other = Pinned(second_cpu, echo, there[1].record, back[0].record, count)
+        one = Pinned(first_cpu, ping, there[0].record, back[1].record, count)
         wrong, elapsed_ns = one.result()
         wrong += other.result()
     return count, elapsed_ns / 1e9, wrong

@@ -80,12 +80,12 @@ class Consumer:
             stamp=self.stamp, argument=self.spec.argument, name=self.spec.name, restarts=restarts
         )
         self.handler.start(state[0], options)
-        facts = {"since_packet": int(reader.state[0]["packets"])}
+        facts = {"since_packet": int(reader.record[0]["packets"])}
         worker.ready(facts, _bytes(state))
         published_ns = 0
         while True:
             deadline_ns = int(monotonic_ns()) + _SLICE_NS
-            why = consume(reader.state, self.on_batch, state.ctypes.data, reader.strategy, deadline_ns)
+            why = consume(reader.record, self.on_batch, state.ctypes.data, reader.strategy, deadline_ns)
             if why == DRAINED or (why == SLICE and _is_deserted(worker, ring, reader)):
                 break
             if why != SLICE:
@@ -124,4 +124,4 @@ def _is_deserted(worker: Worker, ring: Ring, reader: Reader) -> bool:
     """The supervisor is gone, so is the receiver, and nothing is left to read."""
     if worker.supervisor_lives() or ring.state != "orphaned":
         return False
-    return int(ring.counters["published"]) <= int(reader.state[0]["cursor"])
+    return int(ring.counters["published"]) <= int(reader.record[0]["cursor"])

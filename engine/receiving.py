@@ -47,12 +47,12 @@ class Receiving:
         ring = attach(ring_name, ring_number)
         writer = ring.writer()
         stop = worker.stop_address
-        take_up(self.rx.state, writer.state)
+        take_up(self.rx.state, writer.record)
         worker.ready({})
         published_ns = 0
         while True:
             deadline_ns = int(monotonic_ns()) + _SLICE_NS
-            why = receive(self.rx.state, writer.state, stop, deadline_ns, False)
+            why = receive(self.rx.state, writer.record, stop, deadline_ns, False)
             if why == FAILED:
                 raise Failed(f"receiving on {self.spec.listen}: {os.strerror(self.rx.state[0]['failure'])}")
             if why != SLICE:
@@ -72,7 +72,7 @@ class Receiving:
     def finish(self, ring: Ring, stop: int) -> None:
         """The last acts of a receiver that died before them, in its place: readers wait for the end."""
         with ring.writer() as writer:
-            take_up(self.rx.state, writer.state)
+            take_up(self.rx.state, writer.record)
             self._drain(writer, stop)
 
     def _drain(self, writer: Writer, stop: int) -> None:
@@ -80,9 +80,9 @@ class Receiving:
         moved_ns, published = int(monotonic_ns()), -1
         while int(monotonic_ns()) - moved_ns < _STALLED_NS:
             deadline_ns = int(monotonic_ns()) + _SLICE_NS
-            if receive(self.rx.state, writer.state, stop, deadline_ns, True) != SLICE:
+            if receive(self.rx.state, writer.record, stop, deadline_ns, True) != SLICE:
                 break
-            now: Any = writer.state[0]["head"]
+            now: Any = writer.record[0]["head"]
             if now != published:
                 moved_ns, published = int(monotonic_ns()), now
-        give_up(self.rx.state, writer.state)
+        give_up(self.rx.state, writer.record)

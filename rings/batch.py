@@ -28,7 +28,7 @@ class Batch:
 
     def __init__(self, reader: Reader, frames: int) -> None:
         self._reader: Reader | None = reader
-        r = reader.state[0]
+        r = reader.record[0]
         self.first = int(r["cursor"])  # sequence of the first frame
         self.frames = frames
         self._descriptors_at = int(r["batch_descriptors"])
@@ -111,7 +111,7 @@ class Batch:
     def release(self, frames: int) -> None:
         """The first `frames` frames are done with, ahead of the others: the writer may have their place."""
         reader = self._live()
-        released = self.frames - int(reader.state[0]["batch_frames"])
+        released = self.frames - int(reader.record[0]["batch_frames"])
         reader.release(frames - released)
 
     def end(self) -> None:

@@ -334,7 +334,7 @@ class Reader:
     policy: "gate", the writer waits for this reader; "skip", it is lapped and told how much it lost.
     wait: "block" sleeps, "yield" gives up its slice, "spin" burns its core.
     max_frames, max_bytes: the largest batch; by default, and at most, half the ring.
-    `state` (READER_STATE, shape (1,)) is for compiled code: poll(state[0], …) and so on.
+    `record` (READER_STATE, shape (1,)) is for compiled code: poll(record[0], …) and so on.
     """
 
     def __init__(
@@ -375,9 +375,9 @@ class Reader:
         copy_frames, copy_bytes = min(frames, 1024), min(size, 4 * MAX_FRAME_BYTES)
         descriptors_bytes = round_up(copy_frames * DESCRIPTOR.itemsize, PAGE)
         self._copy = np.zeros(descriptors_bytes + max(copy_bytes, MAX_FRAME_BYTES), np.uint8)
-        self.state = np.zeros(1, READER_STATE)
+        self.record = np.zeros(1, READER_STATE)
         self.section: Any = self._memory[geometry.writer :][: WRITER.itemsize].view(WRITER)[0]
-        base, r = self._memory.ctypes.data, self.state[0]
+        base, r = self._memory.ctypes.data, self.record[0]
         r["writer"] = base + geometry.writer
         r["waiting"] = self._shared.ctypes.data
         r["descriptors"] = base + geometry.descriptors
@@ -441,7 +441,7 @@ class Reader:
         return free + [i for i in range(len(self._slots)) if i not in free]
 
     def _take(self, index: int) -> None:
-        slot, r = self._slots[index], self.state[0]
+        slot, r = self._slots[index], self.record[0]
         r["slot"] = self._slots.ctypes.data + index * READER.itemsize
         died = bytes(slot["name"]) == self.name.encode() and int(slot["pid"]) != 0
         while True:
@@ -459,7 +459,7 @@ class Reader:
         else:
             self._begin(slot)
         r["protected"] = NEVER if self._policy is Policy.SKIP else 0
-        activate(self.state, active, not died)
+        activate(self.record, active, not died)
         slot["pid"] = os.getpid()
 
     def _begin(self, slot: Any) -> None:
@@ -467,16 +467,16 @@ class Reader:
         slot["pid"] = 0
         slot["name"] = self.name.encode()
         slot["restarts"] = 0
-        r = self.state[0]
+        r = self.record[0]
         r["delivered"] = r["skipped"] = r["passed"] = 0
         r["account"] = _idle_record(slot)
-        _start_account(self.state)
+        _start_account(self.record)
 
     def _take_over(self, slot: Any) -> None:
         """The account of the dead reader of our name."""
         slot["restarts"] += 1
         record = valid_account(slot)
-        r = self.state[0]
+        r = self.record[0]
         for name in ("cursor", "packets", "delivered", "skipped", "passed"):
             r[name] = record[name]
         r["account"] = _idle_record(slot)
@@ -489,7 +489,7 @@ class Reader:
             slot = self._slots[self._index]
             word = int(slot["word"])
             slot["pid"] = 0
-            claim(self.state[0]["slot"], word, word - SlotState.ACTIVE + SlotState.FREE)
+            claim(self.record[0]["slot"], word, word - SlotState.ACTIVE + SlotState.FREE)
             self._let_go()
 
     def _let_go(self) -> None:
@@ -505,7 +505,7 @@ class Reader:
     # Reading ----------------------------------------------------------------------------------------
 
     @property
-    def writer_state(self) -> str:
+    def state(self) -> str:
         """ "live", "orphaned" (the writer died, its restart may come) or "closed"."""
         self._check_open()
         return writer_state(self.section, self._segment.fd)
@@ -523,8 +523,8 @@ class Reader:
     def release(self, frames: int) -> int:
         """Release the next `frames` frames of the current batch; how many there were."""
         self._check_open()
-        count = min(frames, int(self.state[0]["batch_frames"]))
-        _release_entry(self.state, count)
+        count = min(frames, int(self.record[0]["batch_frames"]))
+        _release_entry(self.record, count)
         return max(count, 0)
 
     def poll(self, most: int | None = None) -> Batch | None:
@@ -536,7 +536,7 @@ class Reader:
         if most is not None and most < 1:
             raise RingError(f"a poll of {most} frames: ask for at least 1")
         self._end_batch()
-        count = _poll_entry(self.state, NEVER if most is None else most)
+        count = _poll_entry(self.record, NEVER if most is None else most)
         if count < 0:
             raise StopIteration
         if count:
@@ -553,7 +553,7 @@ class Reader:
         with self._memory.data, self._shared.data:
             now_ns = int(monotonic_ns())
             end_ns = now_ns + int(timeout_s * 1e9)
-            while not _wait_entry(self.state, self.strategy, min(end_ns, now_ns + _SLICE_NS)):
+            while not _wait_entry(self.record, self.strategy, min(end_ns, now_ns + _SLICE_NS)):
                 now_ns = int(monotonic_ns())
                 if now_ns >= end_ns or not self._open:
                     return False
@@ -563,7 +563,7 @@ class Reader:
         batch, self._batch = self._batch, None
         if batch is not None:
             batch.end()
-            _release_entry(self.state, int(self.state[0]["batch_frames"]))
+            _release_entry(self.record, int(self.record[0]["batch_frames"]))
 
     def __iter__(self) -> Iterator[Batch]:
         return self

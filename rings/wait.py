@@ -31,6 +31,7 @@ _LOOKS = 256  # between two looks at the clock
 _LONGEST_SLEEP_NS = 100_000_000  # then the caller looks at the stop word and whether the writer lives
 _LONGEST_NAP_NS = 1_000_000
 _WORTH_A_NAP = 16  # frames that a nap must bring
+_A_BATCH = 4  # frames: fewer came since the last wait, so each is awaited by somebody
 
 
 @jit
@@ -82,7 +83,8 @@ def _block(r, deadline_ns):  # type: ignore[no-untyped-def]
     frames, elapsed_ns = r.cursor - r.nap_cursor, now_ns - r.nap_since_ns
     r.nap_cursor, r.nap_since_ns = r.cursor, now_ns
     nap_ns = min(_LONGEST_NAP_NS, (r.frames >> 3) * elapsed_ns // max(frames, 1))
-    napping = frames * nap_ns >= _WORTH_A_NAP * elapsed_ns and now_ns + nap_ns < deadline_ns
+    flowing = frames >= _A_BATCH and frames * nap_ns >= _WORTH_A_NAP * elapsed_ns
+    napping = flowing and now_ns + nap_ns < deadline_ns
     if napping and (sleep_ns(nap_ns) != 0 or _ready(r)):
         return _ready(r)
     return _sleep(r, deadline_ns)

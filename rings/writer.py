@@ -334,8 +334,8 @@ def finish_writing(state):  # type: ignore[no-untyped-def]
 class Writer:
     """The one writer of a ring. Also a context manager: leaving it closes the ring.
 
-    RingError where the ring has a living writer. `state` (WRITER_STATE, shape (1,)) is for compiled
-    code: pass it on and use the functions of this module with `state[0]`.
+    RingError where the ring has a living writer. `record` (WRITER_STATE, shape (1,)) is for compiled
+    code: pass it on and use the functions of this module with `record[0]`.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -352,8 +352,8 @@ class Writer:
         self.section: NDArray[Any] = self._memory[geometry.writer :][: WRITER.itemsize].view(WRITER)
         self.section["epoch"] += 1
         self.section["pid"] = os.getpid()
-        self.state = np.zeros(1, WRITER_STATE)
-        w = self.state[0]
+        self.record = np.zeros(1, WRITER_STATE)
+        w = self.record[0]
         w["writer"] = base + geometry.writer
         w["waiting"] = base + geometry.waiting
         w["slots"] = base + geometry.slots
@@ -363,7 +363,7 @@ class Writer:
         w["arena_bytes"] = geometry.arena_bytes
         w["readers"] = geometry.readers
         w["lock_fd"] = self._segment.fd
-        start_writing(self.state)
+        start_writing(self.record)
 
     @staticmethod
     def compile() -> None:
@@ -395,7 +395,7 @@ class Writer:
         now_ns = int(monotonic_ns())
         end_ns = now_ns + int(timeout_s * 1e9)
         while not append_waiting(
-            self.state, data.ctypes.data, data.size, time_ns, min(end_ns, now_ns + _SLICE_NS)
+            self.record, data.ctypes.data, data.size, time_ns, min(end_ns, now_ns + _SLICE_NS)
         ):
             now_ns = int(monotonic_ns())
             if now_ns >= end_ns:
@@ -405,7 +405,7 @@ class Writer:
     def close(self) -> None:
         """Say that nothing more comes: readers drain what is there, then end."""
         if self._segment.fd >= 0:
-            finish_writing(self.state)
+            finish_writing(self.record)
             self.abandon()
 
     def abandon(self) -> None:

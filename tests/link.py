@@ -59,7 +59,7 @@ class Link:
             room=room,
         )
         self.writer = self.ring.writer()
-        take_up(self.rx.state, self.writer.state)
+        take_up(self.rx.state, self.writer.record)
         self.reader = self.ring.reader("reader", policy=policy) if policy else None
         self.out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -80,7 +80,7 @@ class Link:
     def take(self, seconds: float = 5.0, *, drain: bool = True) -> int:
         """Receive until the socket is empty, or as long as it takes; why it ended."""
         deadline_ns = int(monotonic_ns()) + int(seconds * 1e9)
-        why = receive(self.rx.state, self.writer.state, self.stop.ctypes.data, deadline_ns, drain)
+        why = receive(self.rx.state, self.writer.record, self.stop.ctypes.data, deadline_ns, drain)
         return int(why)
 
     def take_all(self) -> list[bytes]:

@@ -248,12 +248,12 @@ def compile_all() -> None:
         end_ns = monotonic_ns() + 10_000_000_000
         for policy in ("gate", "skip"):
             with ring.reader(name=policy, policy=policy) as reader:
-                write(writer.state, writer.state[0]["head"] + 8, 100, 4, end_ns)
-                read(reader.state, 0, 100, 2, board, 0, 8, end_ns)
-        put(writer.state, np.zeros(1, np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64))
-        reserve_only(writer.state, 1, 1)
+                write(writer.record, writer.record[0]["head"] + 8, 100, 4, end_ns)
+                read(reader.record, 0, 100, 2, board, 0, 8, end_ns)
+        put(writer.record, np.zeros(1, np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64))
+        reserve_only(writer.record, 1, 1)
         with ring.reader(name="ping") as reader:
-            ping(reader.state, writer.state, 0, 1, board, 4, True)
+            ping(reader.record, writer.record, 0, 1, board, 4, True)
             writer.write(b"")
             assert reader.wait(0)
             assert reader.poll() is not None

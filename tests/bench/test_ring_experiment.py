@@ -41,11 +41,11 @@ def test_descriptors_go_round() -> None:
 @pytest.mark.parametrize("field", ["number", "time_ns", "offset", "length", "socket_ns", "segment", "flags"])
 def test_a_wrong_descriptor_is_noticed(stack: ExitStack, field: str) -> None:
     writer, reader = ring._ring(stack, 0)
-    ring.write_all(writer.state, 2 * ring.BATCH)
-    at = writer.state[0]["descriptors"] - writer._memory.ctypes.data
+    ring.write_all(writer.record, 2 * ring.BATCH)
+    at = writer.record[0]["descriptors"] - writer._memory.ctypes.data
     written = writer._memory[at:][: 2 * ring.BATCH * DESCRIPTOR.itemsize].view(DESCRIPTOR)
     written[field][77] ^= np.array(1, written.dtype[field])
-    wrong, elapsed_ns = ring.read_all(reader.state, 2 * ring.BATCH)
+    wrong, elapsed_ns = ring.read_all(reader.record, 2 * ring.BATCH)
     # A wrong offset or length can also cut a batch in two, but never hides itself.
     assert wrong == 1
     assert elapsed_ns > 0

@@ -60,7 +60,7 @@ def ring(name: str) -> Iterator[Ring]:
 
 def run_for(consumer: Consumer, reader: Reader, state: NDArray[Any], seconds: float) -> int:
     deadline_ns = int(monotonic_ns()) + int(seconds * 1e9)
-    why = consume(reader.state, consumer.on_batch, state.ctypes.data, reader.strategy, deadline_ns)
+    why = consume(reader.record, consumer.on_batch, state.ctypes.data, reader.strategy, deadline_ns)
     return int(why)
 
 

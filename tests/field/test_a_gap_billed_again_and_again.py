@@ -45,14 +45,14 @@ def test_received_and_missed_are_what_was_sent(
     def read() -> None:
         reader = rings.attach(name).reader(name="slow", policy="skip")
         board[8] = 1
-        while loops.read(reader.state, 0, 100, 1, board, 0, board[FRAMES] + 50, 1 << 62) != loops.CLOSED:
+        while loops.read(reader.record, 0, 100, 1, board, 0, board[FRAMES] + 50, 1 << 62) != loops.CLOSED:
             time.sleep(nap_s)  # long enough to be lapped many times
 
         reader.close()
 
     def write() -> None:
         with rings.attach(name).writer() as writer:
-            loops.write(writer.state, frames, 100, 4, 1 << 62)
+            loops.write(writer.record, frames, 100, 4, 1 << 62)
 
     with rings.create(name, frames=64, arena_bytes=8192) as ring:
         reading = fork(read)

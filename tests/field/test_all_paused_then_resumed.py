@@ -22,12 +22,12 @@ import rings
 def _read(name: str, loops: Any, board: Any, at: int, policy: str, wait: str) -> None:
     with rings.attach(name).reader(name=policy, policy=policy, wait=wait) as reader:
         board[at + 5] = 1
-        loops.read(reader.state, reader.strategy, 100, 2, board, at, 1 << 62, 1 << 62)
+        loops.read(reader.record, reader.strategy, 100, 2, board, at, 1 << 62, 1 << 62)
 
 
 def _write(name: str, loops: Any) -> None:
     writer = rings.attach(name).writer()
-    loops.write(writer.state, 1 << 62, 100, 4, 1 << 62)
+    loops.write(writer.record, 1 << 62, 100, 4, 1 << 62)
 
 
 def _is_stopped(child: Child) -> bool:

@@ -21,20 +21,20 @@ def _come_and_go(name: str, loops: Any, board: Any, policy: str) -> None:
     ring = rings.attach(name)
     for i in range(1 << 30):
         with ring.reader(name=f"{policy}{i % 2}", policy=policy) as reader:
-            loops.read(reader.state, 1, 100, 2, board, 8, board[8] + 20, 1 << 62)
+            loops.read(reader.record, 1, 100, 2, board, 8, board[8] + 20, 1 << 62)
 
 
 def _write(name: str, loops: Any) -> None:
     while True:
         writer = rings.attach(name).writer()
-        loops.write(writer.state, writer.state[0]["head"] + 3000, 100, 4, 1 << 62)
+        loops.write(writer.record, writer.record[0]["head"] + 3000, 100, 4, 1 << 62)
         writer.abandon()
 
 
 def _read(name: str, loops: Any, board: Any) -> None:
     with rings.attach(name).reader(name="survivor") as reader:
         board[5] = 1
-        loops.read(reader.state, 0, 100, 2, board, 0, 1 << 62, 1 << 62)
+        loops.read(reader.record, 0, 100, 2, board, 0, 1 << 62, 1 << 62)
 
 
 def _balanced(ring: Ring) -> None:
@@ -68,7 +68,7 @@ def test_a_reader_or_the_writer_killed_at_any_moment(
         # All slots can be had again, and the ring works.
         readers = [ring.reader(name=f"after {i}") for i in range(SLOTS - 1)]
         end = ring.writer()
-        loops.write(end.state, ring.published()[0] + 1000, 100, 4, time.monotonic_ns() + 10**7)
+        loops.write(end.record, ring.published()[0] + 1000, 100, 4, time.monotonic_ns() + 10**7)
         for reader in readers:
             reader.close()
         end.close()
@@ -87,17 +87,17 @@ def test_the_owner_killed_with_everyone_at_work(name: str, fork: Any, loops: Any
         ring = rings.create(name, frames=64, arena_bytes=8192)
         writer = ring.writer()
         board[16] = 1
-        loops.write(writer.state, 1 << 62, 100, 4, 1 << 62)
+        loops.write(writer.record, 1 << 62, 100, 4, 1 << 62)
 
     owner = fork(own)
     await_(lambda: board[16])
     ring = rings.attach(name)
     reader = ring.reader(name="reader")
-    loops.read(reader.state, 0, 100, 1, board, 0, 5000, 1 << 62)
+    loops.read(reader.record, 0, 100, 1, board, 0, 5000, 1 << 62)
     owner.kill()
-    assert reader.writer_state == "orphaned"
-    left = ring.published()[0] - int(reader.state[0]["cursor"])
-    loops.read(reader.state, 0, 100, 1, board, 0, board[FRAMES] + left, time.monotonic_ns() + 10**9)
+    assert reader.state == "orphaned"
+    left = ring.published()[0] - int(reader.record[0]["cursor"])
+    loops.read(reader.record, 0, 100, 1, board, 0, board[FRAMES] + left, time.monotonic_ns() + 10**9)
     (info,) = ring.readers()
     assert (info.unread, info.skipped) == (0, 0)
     assert info.delivered == board[PACKETS]

@@ -37,7 +37,7 @@ def test_every_length_at_every_offset(name: str, policy: str, arena: int) -> Non
 def _go_to(writer: object, reader: object, offset: int, arena: int) -> None:
     """The next payload's place is `offset`: fill up to there, and read it."""
     while True:
-        here = int(writer.state[0]["position"]) & (arena - 1)  # type: ignore[attr-defined]
+        here = int(writer.record[0]["position"]) & (arena - 1)  # type: ignore[attr-defined]
         if here == offset:
             return
         step = min((offset - here) & (arena - 1), arena // 2)
@@ -55,7 +55,7 @@ def test_every_datagram_near_the_end(name: str, policy: str) -> None:
     arena = 1 << 17
     with rings.create(name, frames=64, arena_bytes=arena) as ring, ring.writer() as writer:
         reader = ring.reader(policy=policy)
-        wrong = most_at_every_offset(writer.state, reader.state, MAX_FRAME_BYTES, board)
+        wrong = most_at_every_offset(writer.record, reader.record, MAX_FRAME_BYTES, board)
         assert wrong == 0
         assert board[0] == MAX_FRAME_BYTES + 1
         assert board[1] > MAX_FRAME_BYTES // 4  # went round

@@ -21,7 +21,7 @@ N, M = 8, 1024
 def _fill(writer: object, head: int, frames: int) -> None:
     for sequence in range(head, head + frames):
         data = np.full(33, sequence % 251, np.uint8)
-        assert put(writer.state, data, np.array([33]), np.zeros(1, np.int64))  # type: ignore[attr-defined]
+        assert put(writer.record, data, np.array([33]), np.zeros(1, np.int64))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("begun", [0, 1, 3, 7])
@@ -34,7 +34,7 @@ def test_every_lag_around_a_lap(name: str, begun: int) -> None:
             reader = ring.reader(name="one", policy="skip")
             _fill(writer, head, lag)
             if begun:
-                assert reserve_only(writer.state, begun, 33 * begun)
+                assert reserve_only(writer.record, begun, 33 * begun)
             oldest = max(head, head + lag - (N - 1 - begun)) if begun else max(head, head + lag - (N - 1))
             head += lag
             sequence = min(oldest, head)

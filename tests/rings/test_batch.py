@@ -38,7 +38,7 @@ def reader(ring: Ring, request: pytest.FixtureRequest) -> Iterator[Reader]:
 def _put(writer: Writer, frames: list[bytes], segments: list[int] | None = None) -> None:
     data = np.frombuffer(b"".join(frames) + b"-", np.uint8)
     segments = segments or [0] * len(frames)
-    assert put(writer.state, data, np.array([len(f) for f in frames]), np.array(segments))
+    assert put(writer.record, data, np.array([len(f) for f in frames]), np.array(segments))
 
 
 def _poll(reader: Reader) -> Batch:

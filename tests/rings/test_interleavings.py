@@ -60,14 +60,14 @@ class World:
         """As many as there is room for, of `frames`."""
         for done in range(frames):
             data = np.frombuffer(payload(self.head) + b"-", np.uint8)
-            if not put(self.writer.state, data, np.array([data.size - 1]), np.zeros(1, np.int64)):
+            if not put(self.writer.record, data, np.array([data.size - 1]), np.zeros(1, np.int64)):
                 return done
         return frames
 
     def start_a_batch(self, frames: int, size: int) -> None:
         """And never publish it."""
-        if reserve_only(self.writer.state, frames, size):
-            scribble(self.writer.state, frames, size)
+        if reserve_only(self.writer.record, frames, size):
+            scribble(self.writer.record, frames, size)
 
     def check(self, batch: Any) -> int:
         """The batch is whole; the sequence after it."""
@@ -219,7 +219,7 @@ def test_a_writer_while_somebody_joins(
 
     for _ in _every_place(stepper, step, lambda: world.write(burst)):
         reader = joined.pop()
-        sequence = int(reader.state[0]["cursor"])
+        sequence = int(reader.record[0]["cursor"])
         (info,) = world.ring.readers()
         assert info.joined_packets == sequence
         wrote = world.write(3 * N)
@@ -264,13 +264,13 @@ def test_a_gate_that_joins_or_releases_while_the_writer_writes(
             for _ in range(2 * N):
                 _append(world)
             for reader, _ in held:
-                sequence = int(reader.state[0]["cursor"])
+                sequence = int(reader.record[0]["cursor"])
                 while (batch := reader.poll()) is not None:
                     assert batch.first == sequence
                     sequence = world.check(batch)
                 reader.close()
             held.clear()
-            while world.head - int(steady.state[0]["cursor"]) > lag:
+            while world.head - int(steady.record[0]["cursor"]) > lag:
                 release_one()
             world.balanced()
     steady.close()
@@ -290,7 +290,7 @@ def test_a_writer_dies_anywhere_and_is_followed(
     written: list[bytes] = []
 
     def step() -> None:
-        w = world.writer.state.view(np.recarray)[0]
+        w = world.writer.record.view(np.recarray)[0]
         if writer_module.reserve(w, len(batch), sum((n + 15) & -16 for n in batch)):
             number, position = w.number, w.position
             for i, length in enumerate(batch):
@@ -459,10 +459,10 @@ def test_a_publish_at_any_place_of_falling_asleep(world: World, monkeypatch: pyt
 
     def step() -> None:
         futex.expected = -1
-        wait_module._sleep(reader.state.view(np.recarray)[0], 1 << 62)
+        wait_module._sleep(reader.record.view(np.recarray)[0], 1 << 62)
 
     for at in _every_place(stepper, step, lambda: world.write(1)):
-        if world.head == int(reader.state[0]["cursor"]):
+        if world.head == int(reader.record[0]["cursor"]):
             assert futex.asleep
             world.write(1)
         assert not futex.asleep
@@ -482,7 +482,7 @@ def test_falling_asleep_at_any_place_of_a_publish(world: World, monkeypatch: pyt
     def read_and_sleep() -> None:
         while reader.poll() is not None:
             pass
-        wait_module._sleep(reader.state.view(np.recarray)[0], 1 << 62)
+        wait_module._sleep(reader.record.view(np.recarray)[0], 1 << 62)
 
     def sleep_first() -> None:
         """Another sleeps already: this publish clears the flag."""
@@ -495,7 +495,7 @@ def test_falling_asleep_at_any_place_of_a_publish(world: World, monkeypatch: pyt
         _append(world)
 
     for _ in _every_place(stepper, step, read_and_sleep):
-        if futex.asleep and world.head == int(reader.state[0]["cursor"]):
+        if futex.asleep and world.head == int(reader.record[0]["cursor"]):
             _append(world)
         assert not futex.asleep
         while reader.poll() is not None:

@@ -152,7 +152,7 @@ class Model(RuleBasedStateMachine):
         segments = [data.draw(st.sampled_from([0, max(n // 3, 1), n + 1])) for n in lengths]
         payload = os.urandom(sum(lengths)) + b"-"
         wrote = put(
-            self.writer.state, np.frombuffer(payload, np.uint8), np.array(lengths), np.array(segments)
+            self.writer.record, np.frombuffer(payload, np.uint8), np.array(lengths), np.array(segments)
         )
         assert wrote == self.reserve(count, sum(aligned(n) for n in lengths))
         if wrote:
@@ -170,7 +170,7 @@ class Model(RuleBasedStateMachine):
     def receive_nothing(self, data: st.DataObject) -> None:
         frames = data.draw(st.integers(1, self.n - 1))
         size = data.draw(st.integers(0, (self.m - ALIGN) // ALIGN)) * ALIGN
-        assert reserve_only(self.writer.state, frames, size) == self.reserve(frames, size)
+        assert reserve_only(self.writer.record, frames, size) == self.reserve(frames, size)
 
     @rule()
     def restart_writer(self) -> None:
@@ -236,7 +236,7 @@ class Model(RuleBasedStateMachine):
             assert batch is None
             return
         assert batch is not None
-        assert batch.frames <= min(slot.reader.state[0]["max_frames"], most or self.n)
+        assert batch.frames <= min(slot.reader.record[0]["max_frames"], most or self.n)
         slot.batch, slot.held = batch, batch.frames
         self.check(slot)
 

@@ -22,7 +22,7 @@ FOREVER = 1 << 62
 
 def _write(name: str, loops: Any, last: int, batch: int = 8, close: bool = True) -> None:
     writer = rings.attach(name).writer()
-    loops.write(writer.state, last, MOST, batch, FOREVER)
+    loops.write(writer.record, last, MOST, batch, FOREVER)
     writer.close() if close else writer.abandon()
 
 
@@ -30,7 +30,7 @@ def _read(name: str, loops: Any, board: Any, at: int, mine: str, share: int, opt
     """Until the ring is closed. board[at + 5] says that it is there."""
     reader = rings.attach(name).reader(name=mine, **options)
     board[at + 5] += 1
-    assert loops.read(reader.state, reader.strategy, MOST, share, board, at, FOREVER, FOREVER) == CLOSED
+    assert loops.read(reader.record, reader.strategy, MOST, share, board, at, FOREVER, FOREVER) == CLOSED
     reader.close()
 
 
@@ -190,10 +190,10 @@ def test_joining_and_leaving_under_load(name: str, fork: Any, loops: Any, board:
         attached = rings.attach(name)
         for i in range(times):
             reader = attached.reader(name=f"{policy}{i % 2}", policy=policy)
-            joined = int(reader.state[0]["packets"])
+            joined = int(reader.record[0]["packets"])
             before = int(board[at + PACKETS])
-            loops.read(reader.state, 1, MOST, 2, board, at, board[at] + 1, FOREVER)
-            r = reader.state[0]
+            loops.read(reader.record, 1, MOST, 2, board, at, board[at] + 1, FOREVER)
+            r = reader.record[0]
             assert r["delivered"] == board[at + PACKETS] - before
             assert r["packets"] - joined == r["delivered"] + r["skipped"]
             if policy == "gate":
@@ -203,7 +203,7 @@ def test_joining_and_leaving_under_load(name: str, fork: Any, loops: Any, board:
             else:
                 reader._segment.forget()
                 reader = attached.reader(name=reader.name, policy=policy)
-                assert reader.state[0]["packets"] >= r["packets"]
+                assert reader.record[0]["packets"] >= r["packets"]
                 reader.close()
 
     with rings.create(name, frames=256, arena_bytes=1 << 14, readers=4) as ring:

@@ -232,7 +232,7 @@ def test_after_close_nothing_is_read(ring: Ring) -> None:
         with pytest.raises(RingError, match="reader 'one' is closed: attach another"):
             use()
     with pytest.raises(RingError, match="is closed"):
-        _ = reader.writer_state
+        _ = reader.state
     (info,) = ring.readers()
     assert (info.delivered, info.unread) == (0, 1)
 
@@ -424,7 +424,7 @@ def test_skipped_packets_are_counted_to_the_packet_whatever_the_frames_hold(ring
     writer, reader = ring.writer(), ring.reader(policy="skip")
     lengths, segments = np.array([90, 0, 30]), np.array([20, 0, 7])
     for _ in range(10):
-        put(writer.state, np.zeros(200, np.uint8), lengths, segments)
+        put(writer.record, np.zeros(200, np.uint8), lengths, segments)
     assert ring.published() == (30, 10 * (5 + 1 + 5))
     batch = reader.poll()
     assert batch is not None
@@ -526,7 +526,7 @@ def test_the_ring_object_may_go_before_its_readers(ring: Ring, name: str) -> Non
     batch = other.poll()
     assert batch is not None
     assert batch.intact
-    assert other.writer_state == "live"
+    assert other.state == "live"
     reader.close()
     other.close()
 
@@ -594,9 +594,9 @@ def test_a_reader_of_a_large_ring_takes_little_memory(name: str, policy: str, fo
             writer = ring.writer()
             board = np.zeros(8, np.int64)
             for _ in range(40):
-                loops.write(writer.state, writer.state[0]["head"] + 5000, 1400, 8, 1 << 62)
-                while reader.state[0]["cursor"] < writer.state[0]["head"]:
-                    loops.read(reader.state, 0, 1400, 4, board, 0, 0, 1 << 62)
+                loops.write(writer.record, writer.record[0]["head"] + 5000, 1400, 8, 1 << 62)
+                while reader.record[0]["cursor"] < writer.record[0]["head"]:
+                    loops.read(reader.record, 0, 1400, 4, board, 0, 0, 1 << 62)
             assert board[loops.TORN] == 0
             reader.close()
             assert private_bytes() - before < 6 << 20

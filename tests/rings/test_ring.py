@@ -275,9 +275,9 @@ def test_readers_while_one_reads_is_of_one_moment(made: Ring, name: str, fork: A
         board = np.zeros(8, np.int64)
         readers = [attached.reader(name=policy, policy=policy) for policy in ("gate", "skip")]
         while True:
-            loops.write(writer.state, writer.state[0]["head"] + 5, 100, 3, monotonic_ns() + 100_000)
+            loops.write(writer.record, writer.record[0]["head"] + 5, 100, 3, monotonic_ns() + 100_000)
             for reader in readers:
-                loops.read(reader.state, 0, 100, 2, board, 0, 1 << 60, 0)
+                loops.read(reader.record, 0, 100, 2, board, 0, 1 << 60, 0)
 
     child = fork(churn)
     await_(lambda: len(made.readers()) == 2)
@@ -306,10 +306,10 @@ def test_a_killed_owner_and_writer_leave_a_dead_ring(name: str, fork: Any, board
     child = fork(live)
     await_(lambda: board[0])
     reader = rings.attach(name).reader()
-    assert reader.writer_state == "live"
+    assert reader.state == "live"
     assert name not in {r.split("-")[2] for r in rings.collect()}
     child.kill()
-    assert reader.writer_state == "orphaned"
+    assert reader.state == "orphaned"
     assert object_name(name, 0)[1:] in rings.collect()
     reader.close()
 

@@ -115,12 +115,12 @@ def test_no_wake_is_lost(name: str, strategy: int, rounds: int, fork: Any, loops
         reader = rings.attach(name, 0).reader()
         writer = rings.attach(name, 1).writer()
         board[8] = 1
-        ping(reader.state, writer.state, strategy, rounds, board, 4, False)
+        ping(reader.record, writer.record, strategy, rounds, board, 4, False)
 
     child = fork(echo)
     await_(lambda: board[8])
     writer, reader = there.writer(), back.reader()
-    ping(reader.state, writer.state, strategy, rounds, board, 0, True)
+    ping(reader.record, writer.record, strategy, rounds, board, 0, True)
     assert child.wait() == 0
     assert board[0] == board[4] == rounds
     # Nothing proves that this machine was not asleep itself once or twice.
@@ -136,10 +136,10 @@ def test_a_signal_ends_a_sleep(ring: Ring) -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     try:
         with ring.writer(), ring.reader() as reader:
-            _wait_entry(reader.state, 0, 0)
+            _wait_entry(reader.record, 0, 0)
             began = monotonic_ns()
             signal.setitimer(signal.ITIMER_REAL, 0.01)
-            assert not _wait_entry(reader.state, 0, began + 60_000_000_000)
+            assert not _wait_entry(reader.record, 0, began + 60_000_000_000)
             assert monotonic_ns() - began < LOST_NS
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -190,13 +190,13 @@ def test_fast_packets_are_napped_for(ring: Ring, loops: Any) -> None:
 
     with ring.writer() as writer, ring.reader() as reader:
         board = np.zeros(8, np.int64)
-        _wait_entry(reader.state, 0, 0)
+        _wait_entry(reader.record, 0, 0)
         for _ in range(50):
-            loops.write(writer.state, writer.state[0]["head"] + 15, 8, 5, 1 << 62)
-            while reader.state[0]["cursor"] < writer.state[0]["head"]:
-                loops.read(reader.state, 0, 8, 1, board, 0, 0, 1 << 62)
+            loops.write(writer.record, writer.record[0]["head"] + 15, 8, 5, 1 << 62)
+            while reader.record[0]["cursor"] < writer.record[0]["head"]:
+                loops.read(reader.record, 0, 8, 1, board, 0, 0, 1 << 62)
         wakes = int(ring.counters["wake"])
         began = monotonic_ns()
-        while int(reader.state[0]["nap_since_ns"]) < began:  # 750 frames since the last wait
-            assert not _wait_entry(reader.state, 0, monotonic_ns() + 400_000)
+        while int(reader.record[0]["nap_since_ns"]) < began:  # 750 frames since the last wait
+            assert not _wait_entry(reader.record, 0, monotonic_ns() + 400_000)
         assert int(ring.counters["wake"]) == wakes

@@ -25,7 +25,7 @@ def ring(name: str) -> Iterator[Ring]:
 
 def _put(writer: Any, *lengths: int, segment: int = 0) -> bool:
     data = np.frombuffer(bytes(range(256)) * (sum(lengths) // 256 + 1), np.uint8)
-    return bool(put(writer.state, data, np.array(lengths), np.full(len(lengths), segment)))
+    return bool(put(writer.record, data, np.array(lengths), np.full(len(lengths), segment)))
 
 
 def test_one_writer(ring: Ring, name: str) -> None:
@@ -171,7 +171,7 @@ def test_the_floor_rises_before_anything_is_overwritten(ring: Ring) -> None:
         writer.write(bytes(sent % 3 * 100))
         floor, head = int(ring.counters["floor"]), ring.published()[0]
         assert head - floor <= 7
-    assert reserve_only(writer.state, 7, 0)
+    assert reserve_only(writer.record, 7, 0)
     assert int(ring.counters["floor"]) == 40  # nothing has come, but it might have
 
 
@@ -284,7 +284,7 @@ def test_the_next_writer_goes_on_where_the_last_published(ring: Ring, before: in
     for i in range(before):
         writer.write(bytes([i]) * (37 * i % 300))
     floor = int(ring.counters["floor"])
-    reserve_only(writer.state, 2, 200)  # it dies in the middle of a batch
+    reserve_only(writer.record, 2, 200)  # it dies in the middle of a batch
     reserved = int(ring.counters["floor"])
     writer.abandon()
     writer = ring.writer()
@@ -294,7 +294,7 @@ def test_the_next_writer_goes_on_where_the_last_published(ring: Ring, before: in
         assert writer.write(bytes([i]) * (37 * i % 300))
         batches = [reader.poll()]
         assert batches[0] is not None
-        while reader.state[0]["cursor"] + batches[-1].frames <= i:  # type: ignore[union-attr]
+        while reader.record[0]["cursor"] + batches[-1].frames <= i:  # type: ignore[union-attr]
             batches.append(reader.poll())
         got = [b.payload(k).tobytes() for b in batches[-1:] if b for k in range(len(b))]
         assert got[-1] == bytes([i]) * (37 * i % 300)
@@ -322,7 +322,7 @@ def test_a_restarted_writer_waits_for_the_readers_of_the_last(ring: Ring) -> Non
 def test_a_killed_writer_is_followed(ring: Ring, name: str, fork: Any, loops: Any) -> None:
     def write() -> None:
         writer = rings.attach(name).writer()
-        loops.write(writer.state, 1 << 60, 100, 3, 1 << 62)
+        loops.write(writer.record, 1 << 60, 100, 3, 1 << 62)
 
     reader = ring.reader(policy="skip")
     board = np.zeros(8, np.int64)
@@ -330,13 +330,13 @@ def test_a_killed_writer_is_followed(ring: Ring, name: str, fork: Any, loops: An
         before = ring.published()
         child = fork(write)
         await_(lambda before=before: ring.published()[0] > before[0] + 1000)
-        loops.read(reader.state, 0, 100, 1, board, 0, 1 << 60, 0)
+        loops.read(reader.record, 0, 100, 1, board, 0, 1 << 60, 0)
         child.kill()
         assert ring.state == "orphaned"
     writer = ring.writer()
-    loops.write(writer.state, ring.published()[0] + 100, 100, 3, 1 << 62)
+    loops.write(writer.record, ring.published()[0] + 100, 100, 3, 1 << 62)
     writer.close()
-    assert loops.read(reader.state, 0, 100, 1, board, 0, 1 << 60, 1 << 62) == 1
+    assert loops.read(reader.record, 0, 100, 1, board, 0, 1 << 60, 1 << 62) == 1
     assert board[loops.TORN] == 0
     info = ring.readers()[0]
     assert info.delivered == board[loops.PACKETS]

@@ -292,7 +292,7 @@ def test_large_messages_that_never_find_room_are_refused_by_name(name: str) -> N
         without_room_for_large_ones(link)
         waiting = link.received - link.published
         for _ in range(2):
-            give_up(link.rx.state, link.writer.state)
+            give_up(link.rx.state, link.writer.record)
             assert link.refused == {"ring_full": waiting}
         link.discard()
         link.check_balance()

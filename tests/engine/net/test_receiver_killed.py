@@ -66,14 +66,14 @@ class Scene:
 
     def succeed(self) -> None:
         """What a successor does, up to its first look at the socket."""
-        start_writing(self.link.writer.state)
-        take_up(self.link.rx.state, self.link.writer.state)
+        start_writing(self.link.writer.record)
+        take_up(self.link.rx.state, self.link.writer.record)
 
     def finish(self) -> None:
         """As if the run had all its packets: what waits for room is published, or given up."""
         self.link.rx.state[0]["packets"] = 0
         if self.link.take(0.5, drain=False) == SLICE:
-            give_up(self.link.rx.state, self.link.writer.state)
+            give_up(self.link.rx.state, self.link.writer.record)
 
     @property
     def phase(self) -> int:
@@ -161,7 +161,7 @@ def check_settled(scene: Scene, before: int, sent: list[bytes], *, may_lose: boo
     elif lost > 0:  # it was to be refused, and was killed before it had counted that
         assert lost <= len(taken) - len(whole)
     # It knows where the oldest bytes lie: a little room takes no more than that from the readers.
-    assert reserve_only(scene.link.writer.state, 1, 16)
+    assert reserve_only(scene.link.writer.record, 1, 16)
     assert counters["published"] - counters["floor"] > 20
 
 
@@ -194,7 +194,7 @@ def test_at_every_instruction_of_a_call_and_of_its_successor(name: str, fork: Fo
 def receive_until_stopped(link: Link) -> None:
     """A receiver's life, in a process of its own."""
     link.writer = link.ring.writer()
-    take_up(link.rx.state, link.writer.state)
+    take_up(link.rx.state, link.writer.record)
     while link.take(0.05, drain=False) == SLICE:
         pass
     while link.take(0.05, drain=True) != FINISHED:
