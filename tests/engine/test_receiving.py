@@ -29,7 +29,7 @@ class Life:
     """A link whose receivers are worker processes of a supervisor that is this process."""
 
     def __init__(self, name: str) -> None:
-        self.link = Link(name, size_bytes=64 << 10, batch=8)
+        self.link = Link(name, size_bytes=256 << 10, batch=8)
         self.link.writer.abandon()
         spec = ReceiverSpec(listen=Listen("udp", *self.link.address, {}))
         self.receiving = Receiving(spec, self.link.sock, self.link.rx)
