@@ -137,7 +137,7 @@ def test_the_supervisor_dies_and_the_workers_end_in_order(
             for reader in ring.readers():
                 assert accounts_add_up(reader, published)
                 if workers[1 + ("rate", "gaps").index(reader.name)] not in also:
-                    assert (reader.record, reader.unread) == ("left", 0)
+                    assert (reader.state, reader.unread) == ("left", 0)
     # The last survivor removes what is left; where there is none, `rxring rings gc` does.
     objects = [f"rxring-{os.getuid()}-{name}-{part}" for part in ("0", "status")]
     assert sorted(set(rings.collect()) & set(objects)) == (objects if len(also) == len(workers) else [])
