@@ -194,6 +194,16 @@ def _main(args: list[str], out: int, errors: int, read_end: int) -> None:
     os._exit(cli.main(args))
 
 
+def ended(pid: int, timeout_s: float = 30.0) -> int:
+    """Wait for a child of ours: its exit code, or minus the signal that ended it."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        assert _readable(pidfd, timeout_s), f"process {pid} still runs after {timeout_s} s"
+    finally:
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def _readable(fd: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)

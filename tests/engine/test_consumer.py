@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from forked import Child, await_
 from numpy.typing import NDArray
+from runs import ended
 
 from engine.consumer import DRAINED, SLICE, Consumer, consume
 from engine.handlers.api import Handler
@@ -138,10 +139,6 @@ def life(name: str, consumer: Consumer, ring: Ring) -> Iterator[Life]:
     life = Life(name, consumer, ring)
     yield life
     life.status.close()
-
-
-def ended(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def write_all(writer: Writer, lengths: list[int]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from forked import Child, await_
 from link import Link
+from runs import ended
 from stepping import POLL, steps, traced
 
 from engine.net.sockets import SO_MEMINFO, cut_off
@@ -48,8 +49,9 @@ class Life:
         return pid
 
     def end(self, pid: int) -> int:
+        code = ended(pid)
         self.pids.remove(pid)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return code
 
     def die_with_packets_taken(self, fork: Fork, lengths: list[int]) -> list[bytes]:
         """A receiver that is killed the moment its call comes back; what that had brought."""
