@@ -435,6 +435,8 @@ def locked_kib(pid: int) -> int:
 # ── Handlers of the user's own ───────────────────────────────────────────────────────────────────────
 
 HANDLERS = """
+import os
+import signal
 import numpy as np
 from engine.handlers.api import Handler
 from rings.layout import ALIGN
@@ -460,6 +462,10 @@ def raises(state, payload, meta):
     if payload.size > 0 and payload[0] == 66:
         raise ValueError("no B")
 
+def start(state, options):
+    if options.restarts == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
 def report(state):
     return {"packets": int(state["packets"]), "bytes": int(state["bytes"]), "sum": int(state["sum"])}
 
@@ -469,6 +475,7 @@ def bad_report(state):
 each = Handler(STATE, on_packet=on_packet, report=report)
 whole = Handler(STATE, on_batch=on_batch, report=report)
 raising = Handler(STATE, on_packet=raises)
+dying = Handler(STATE, on_packet=on_packet, start=start)
 unreportable = Handler(STATE, on_packet=on_packet, report=bad_report)
 """
 
@@ -569,6 +576,20 @@ def test_a_worker_that_dies_again_and_again_is_given_up(name: str) -> None:
         assert run.errors.endswith("rxring: rate ended (killed by SIGKILL) 5 times in 10 s: given up\n")
     assert summary["consumers"][0]["restarts"] == 4
     assert summary["consumers"][0]["alive"] is False
+
+
+def test_a_worker_that_dies_while_it_starts_is_started_anew(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine4.py").write_text(HANDLERS)
+    with Run(name, "--consumer", "mine4:dying", command=True, folder=tmp_path) as run:
+        first = run.worker(1)
+        run.kill_worker(1)
+        assert run.worker(1) != first
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+            out.sendto(b"x", ("127.0.0.1", run.port))
+        summary = run.end()
+        assert run.errors == "dying ended (killed by SIGKILL): started anew\n" * 2
+    assert summary["consumers"][0]["restarts"] == 2
+    assert summary["consumers"][0]["delivered"] == 1
 
 
 def test_a_receiver_given_up_still_leaves_its_packets(name: str) -> None:
