@@ -13,6 +13,7 @@ from bench.pinned import Pinned
 from engine.errors import Failed
 from rings.layout import DESCRIPTOR
 
+FRAMES, BATCH = ring.SHAPES[""]
 CPUS = sorted(os.sched_getaffinity(0))
 two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="two CPUs are needed, this process may use only one")
 compiler = pytest.mark.skipif(native.missing() != "", reason=native.missing())
@@ -26,8 +27,8 @@ def stack() -> Iterator[ExitStack]:
 
 @two_cpus
 def test_descriptors_cross() -> None:
-    count, seconds, wrong = ring._stream(ring.BATCH * 2000, CPUS[0], CPUS[1])
-    assert (count, wrong) == (ring.BATCH * 2000, 0)
+    count, seconds, wrong = ring._stream(FRAMES, BATCH, BATCH * 2000, CPUS[0], CPUS[1])
+    assert (count, wrong) == (BATCH * 2000, 0)
     assert seconds > 0
 
 
@@ -40,12 +41,12 @@ def test_descriptors_go_round() -> None:
 
 @pytest.mark.parametrize("field", ["number", "time_ns", "offset", "length", "socket_ns", "segment", "flags"])
 def test_a_wrong_descriptor_is_noticed(stack: ExitStack, field: str) -> None:
-    writer, reader = ring._ring(stack, 0)
-    ring.write_all(writer.record, 2 * ring.BATCH)
+    writer, reader = ring._ring(stack, 0, FRAMES)
+    ring.write_all(writer.record, BATCH, 2 * BATCH)
     at = writer.record[0]["descriptors"] - writer._memory.ctypes.data
-    written = writer._memory[at:][: 2 * ring.BATCH * DESCRIPTOR.itemsize].view(DESCRIPTOR)
+    written = writer._memory[at:][: 2 * BATCH * DESCRIPTOR.itemsize].view(DESCRIPTOR)
     written[field][77] ^= np.array(1, written.dtype[field])
-    wrong, elapsed_ns = ring.read_all(reader.record, 2 * ring.BATCH)
+    wrong, elapsed_ns = ring.read_all(reader.record, 2 * BATCH)
     # A wrong offset or length can also cut a batch in two, but never hides itself.
     assert wrong == 1
     assert elapsed_ns > 0
@@ -56,8 +57,8 @@ def test_a_wrong_descriptor_is_noticed(stack: ExitStack, field: str) -> None:
 def test_the_c_programs_do_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native.program.cache_clear()
-    count = ring.BATCH * 2000
-    assert native.run("ring", ring.FRAMES, ring.BATCH, count, *CPUS[:2])[::2] == [count, 0]
+    count = BATCH * 2000
+    assert native.run("ring", FRAMES, BATCH, count, *CPUS[:2])[::2] == [count, 0]
     for kind in ("raw", "ring"):
         assert native.run("pingpong", kind, 2000, *CPUS[:2])[::2] == [2000, 0]
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"ring", "pingpong"}
