@@ -1,18 +1,19 @@
 """The engine against other ways to receive, under the same flood.
 
 `rxring send` sends packets of 100 bytes as fast as it can, as GSO messages of 64, from one CPU. On the
-other one, in turn: `rxring run`; a plain recvmmsg loop in C that asks the kernel for the same things,
-timestamps included; one that asks for none; a tight loop around `socket.recv_into`; an asyncio datagram
-protocol. The engine has a blocking `latency` consumer, which with two CPUs must share one: the receiver's,
-or ("apart") the sender's, which then sends less. All have the same receive buffer. Counted is what comes in
-a window that begins some time after the first packet. `spare` is the part of it that the receiving thread
-slept through: where there is much, the sender was the limit.
+other one, in turn: `rxring run` as it comes, and with `--gro off`; plain recvmmsg loops in C that ask the
+kernel for the same (GRO and timestamps; timestamps), and for nothing; a tight loop around
+`socket.recv_into`; an asyncio datagram protocol. The engine has a blocking `latency` consumer, which with
+two CPUs must share one: the receiver's, or ("apart") the sender's, which then sends less. All have the same
+receive buffer. Counted is what comes in a window that begins some time after the first packet. `spare` is
+the part of it that the receiving thread slept through: where there is much, the sender was the limit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import struct
@@ -26,15 +27,16 @@ from bench.machine import two_cpus
 from bench.pinned import Pinned
 from bench.runner import Case, Claim, Figures
 from engine.errors import Failed
-from engine.net.sockets import bind_udp, open_udp
+from engine.net.sockets import ask_for_gro, bind_udp, open_udp
 
 CLAIMS = (
+    Claim("rxring --gro off", against="C, timestamps", at_least=0.95),
+    Claim("rxring --gro off", against="C", at_least=0.90),
+    Claim("rxring --gro off", against="recv_into", at_least=1.5),
     Claim("rxring", against="C, timestamps", at_least=0.95),
-    Claim("rxring", against="C", at_least=0.90),
     Claim("rxring", against="recv_into", at_least=1.5),
     Claim("rxring", against="asyncio", at_least=20),
-    Claim("rxring, apart", against="C, timestamps", at_least=0.95),
-    Claim("rxring, apart", against="C, timestamps", figure="cpu_ns_per_packet", at_most=1 / 0.95),
+    Claim("rxring", against="C, GRO, timestamps", at_least=0.5),
 )
 
 SIZE, SEGMENTS, BATCH = 100, 64, 64
@@ -49,18 +51,24 @@ def cases(quick: bool) -> Iterator[Case]:
     base = {"size": SIZE, "gso": SEGMENTS, "rcvbuf": RCVBUF, "warm_s": warm_s, "window_s": window_s}
     base |= {"receive_cpu": receiver, "send_cpu": sender}
 
-    def engine(consumer: int) -> Callable[[], Figures]:
-        return lambda: _engine(receiver, consumer, sender, warm_s, window_s)
+    def engine(consumer: int, gro: str) -> Callable[[], Figures]:
+        return lambda: _engine(receiver, consumer, sender, gro, warm_s, window_s)
 
-    def peer(receive: Callable[..., Figures], timestamps: bool) -> Callable[[], Figures]:
-        return lambda: _measure(receive, timestamps, receiver, sender, warm_s, window_s)
+    def peer(
+        receive: Callable[..., Figures], timestamps: bool = False, gro: bool = False
+    ) -> Callable[[], Figures]:
+        return lambda: _measure(receive, timestamps, gro, receiver, sender, warm_s, window_s)
 
-    for name, consumer in (("rxring", receiver), ("rxring, apart", sender)):
-        yield Case(name, "M/s", engine(consumer), base | {"consume_cpu": consumer})
-    for name, timestamps in (("C, timestamps", True), ("C", False)):
-        yield Case(name, "M/s", peer(_c, timestamps), base | {"batch": BATCH}, native.missing())
-    yield Case("recv_into", "M/s", peer(_recv_into, False), base)
-    yield Case("asyncio", "M/s", peer(_asyncio, False), base)
+    for gro, suffix in (("auto", ""), ("off", " --gro off")):
+        for place, consumer in (("", receiver), (", apart", sender)):
+            parameters = base | {"consume_cpu": consumer, "gro": gro}
+            yield Case(f"rxring{suffix}{place}", "M/s", engine(consumer, gro), parameters)
+    c_cases = (("C, GRO, timestamps", True, True), ("C, timestamps", True, False), ("C", False, False))
+    for name, timestamps, with_gro in c_cases:
+        receive = peer(functools.partial(_c, timestamps, with_gro), timestamps, with_gro)
+        yield Case(name, "M/s", receive, base | {"batch": BATCH}, native.missing())
+    yield Case("recv_into", "M/s", peer(_recv_into), base)
+    yield Case("asyncio", "M/s", peer(_asyncio), base)
 
 
 def _figures(packets: float, seconds: float, cpu_seconds: float, wrong: float) -> Figures:
@@ -79,9 +87,20 @@ def _flood(port: int, cpu: int) -> Rxring:
     return Rxring("send", "--name", _SENDER, "--to", to, "--size", size, "--gso", gso, "--cpu", str(cpu))
 
 
-def _engine(rx_cpu: int, consumer_cpu: int, sender_cpu: int, warm_s: float, window_s: float) -> Figures:
+def _engine(
+    rx_cpu: int, consumer_cpu: int, sender_cpu: int, gro: str, warm_s: float, window_s: float
+) -> Figures:
     """One run of the engine; its packets in the window are read from its intervals."""
-    arguments = ["--listen", "udp://127.0.0.1:0", "--rx-cpu", str(rx_cpu), "--rcvbuf", str(RCVBUF)]
+    arguments = [
+        "--gro",
+        gro,
+        "--listen",
+        "udp://127.0.0.1:0",
+        "--rx-cpu",
+        str(rx_cpu),
+        "--rcvbuf",
+        str(RCVBUF),
+    ]
     arguments += ["--consumer", f"latency@{consumer_cpu}", "--sender", _SENDER, "--every", str(warm_s)]
     with Rxring("run", *arguments) as engine:
         port = engine.next("ready")["receivers"][0]["port"]
@@ -118,6 +137,7 @@ def _adds_up(summary: dict[str, Any]) -> bool:
 def _measure(
     receive: Callable[..., Figures],
     timestamps: bool,
+    gro: bool,
     rx_cpu: int,
     sender_cpu: int,
     warm_s: float,
@@ -126,23 +146,23 @@ def _measure(
     """One run of a peer, on a socket that is set up as the engine's."""
     sock, _ = open_udp(timestamps=timestamps, rcvbuf=RCVBUF)
     with contextlib.closing(sock):
+        if gro and not ask_for_gro(sock):
+            raise Failed("this kernel has no UDP GRO")
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _SILENCE_S, 0))
         _, port = bind_udp(sock, "127.0.0.1", 0)
         with _flood(port, sender_cpu) as sender:
-            figures = receive(sock, timestamps, rx_cpu, warm_s, window_s)
+            figures = receive(sock, rx_cpu, warm_s, window_s)
             return {**figures, "sent_per_second": sender.end()["packets_per_second"]}
 
 
-def _c(sock: socket.socket, timestamps: bool, cpu: int, warm_s: float, window_s: float) -> Figures:
-    warm_ns, window_ns = int(warm_s * 1e9), int(window_s * 1e9)
+def _c(timestamps: bool, gro: bool, sock: socket.socket, cpu: int, warm_s: float, window_s: float) -> Figures:
+    asks, window = (int(timestamps), int(gro)), (int(warm_s * 1e9), int(window_s * 1e9))
     fd = sock.fileno()
-    return _figures(
-        *native.run("receive", fd, cpu, BATCH, int(timestamps), SIZE, warm_ns, window_ns, pass_fds=(fd,))
-    )
+    return _figures(*native.run("receive", fd, cpu, BATCH, *asks, SIZE, *window, pass_fds=(fd,)))
 
 
-def _recv_into(sock: socket.socket, timestamps: bool, cpu: int, warm_s: float, window_s: float) -> Figures:
+def _recv_into(sock: socket.socket, cpu: int, warm_s: float, window_s: float) -> Figures:
     return _figures(*Pinned(cpu, _recv_into_loop, sock, warm_s, window_s).result())
 
 
@@ -163,7 +183,7 @@ def _recv_into_loop(sock: socket.socket, warm_s: float, window_s: float) -> tupl
     return packets, time.monotonic() - begin, time.process_time() - cpu_begin, size - packets * SIZE
 
 
-def _asyncio(sock: socket.socket, timestamps: bool, cpu: int, warm_s: float, window_s: float) -> Figures:
+def _asyncio(sock: socket.socket, cpu: int, warm_s: float, window_s: float) -> Figures:
     sock.setblocking(False)
     return _figures(*Pinned(cpu, lambda: asyncio.run(_asyncio_loop(sock, warm_s, window_s))).result())
 

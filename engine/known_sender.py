@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from engine.status import Status
 from rings import locks
 from rings.layout import LOCK_OWNER
+
+
+class Sent(NamedTuple):
+    """frames: messages as they were handed to the kernel, each of one packet or (GSO) several."""
+
+    packets: int
+    frames: int
 
 
 class KnownSender:
@@ -41,12 +50,12 @@ class KnownSender:
         )
 
     @property
-    def sent(self) -> int | None:
-        """Packets sent, once the sender is done: before, some are on their way and none can say how many."""
+    def sent(self) -> Sent | None:
+        """What it sent, once it is done: before, some is on its way and none can say how much."""
         if self._status is None:
             return None
         facts, _ = self._status.read(0)
-        return int(facts["sent"]) if facts.get("state") == "done" else None
+        return Sent(facts["sent"], facts["frames"]) if facts.get("state") == "done" else None
 
     def close(self) -> None:
         if self._status is not None:

@@ -180,11 +180,19 @@ def _count(key: str, *, bad: bool = False) -> Callable[[Object], Text]:
 
 
 def dropped(row: Object) -> Text:
+    return _count_or_frames("socket_dropped", bad=True)(row)
+
+
+def _count_or_frames(key: str, *, bad: bool = False) -> Callable[[Object], Text]:
     """Packets, or with GRO, where the kernel counts only frames, those."""
-    if row.get("socket_dropped") is None and row.get("socket_dropped_frames") is not None:
-        frames = row["socket_dropped_frames"]
-        return Text(f"{figures.exact(frames)} frames", "bold red" if frames else "")
-    return _count("socket_dropped", bad=True)(row)
+
+    def cell(row: Object) -> Text:
+        frames = row.get(f"{key}_frames")
+        if row.get(key) is None and frames is not None:
+            return Text(f"{figures.exact(frames)} frames", "bold red" if bad and frames else "")
+        return _count(key, bad=bad)(row)
+
+    return cell
 
 
 def _rcvbuf(row: Object) -> Text:
@@ -238,7 +246,7 @@ RECEIVER = (
     Column("rcvbuf", _rcvbuf, 65),
     Column("restarts", _count("restarts", bad=True), 94, rare=True),
     Column("lost in flight", _count("lost_in_flight", bad=True), 93, rare=True),
-    Column("after stop", _count("after_stop"), 20, rare=True),
+    Column("after stop", _count_or_frames("after_stop"), 20, rare=True),
     Column("bytes", lambda r: figures.magnitude(r.get("bytes"), "B"), 35),
     Column("calls", _count("calls"), 30),
     Column("listen", lambda r: r["listen"], 38, left=True),
@@ -449,8 +457,8 @@ def _ledger_style(key: str, something: bool) -> str:
 
 def _remark(book: Object, key: str) -> str:
     """What the bare count does not say: that other traffic is in it, that it is known in frames only."""
-    frames = book.get("socket_dropped_frames")
-    if key == "socket_dropped" and book[key] is None and frames is not None:
+    frames = book.get(f"{key}_frames")
+    if book[key] is None and frames is not None:
         return f": {figures.exact(frames)} frames"
     return "" if _COUNTERS[key].ours or not book[key] else " (of all traffic)"
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.consumer import Consumer
 from engine.errors import Failed
+from engine.known_sender import Sent
 from engine.ledger import NamespaceCounters, balance
 from engine.net.receiver import ERROR_NAMES, REFUSED
 from engine.net.sockets import DropCount, ReceiveBuffer
@@ -26,10 +27,11 @@ class ReceiverPart:
     ring: Ring
     buffer: ReceiveBuffer
     dropped: DropCount
+    gro: bool
     listen: str = ""
-    dropped_at_cut: int | None = None
-    discarded_after_stop: int = 0
-    discarded_ring_full: int = 0
+    dropped_at_cut: int | None = None  # frames
+    discarded_after_stop: tuple[int, int] = (0, 0)  # frames, packets
+    discarded_ring_full: tuple[int, int] = (0, 0)
     restarts: int = 0
 
     def counts(self, facts: dict[str, Any]) -> dict[str, Any]:
@@ -37,28 +39,37 @@ class ReceiverPart:
         c = self.ring.counters
         _, published = self.ring.published()
         refused = dict(zip(REFUSED, map(int, c["refused"]), strict=False))
-        refused["ring_full"] += self.discarded_ring_full
+        full_frames, full_packets = self.discarded_ring_full
+        after_frames, after_packets = self.discarded_after_stop
+        refused["ring_full"] += full_packets
         dropped = self.dropped.read()
         before_cut = dropped if self.dropped_at_cut is None else self.dropped_at_cut
+        after_cut = dropped - before_cut
         return {
             "name": self.name,
             "listen": self.listen,
             "cpus": facts.get("cpus"),
-            "packets": int(c["frames"]) - int(c["lost_in_flight"]) + self.discarded_ring_full,
+            "gro": self.gro,
+            "packets": int(c["received"]) - int(c["lost_in_flight"]) + full_packets,
             "bytes": int(c["bytes"]),
-            "frames": int(c["frames"]) - int(c["lost_in_flight"]) + self.discarded_ring_full,
+            "frames": int(c["frames"]) + full_frames,
             "calls": int(c["calls"]),
             "refused": {reason: n for reason, n in refused.items() if n},
             "errors": {name: n for name, n in zip(ERROR_NAMES, map(int, c["errors"]), strict=False) if n},
-            "socket_dropped": before_cut,
+            "socket_dropped": self._packets_in(before_cut),
             "socket_dropped_frames": before_cut,
             "rcvbuf": {"asked": self.buffer.asked, "granted": self.buffer.granted},
             "cpu_ns": int(c["cpu_ns"]),
             "restarts": self.restarts,
             "lost_in_flight": int(c["lost_in_flight"]),
-            "after_stop": dropped - before_cut + self.discarded_after_stop,
+            "after_stop": None if self._packets_in(after_cut) is None else after_cut + after_packets,
+            "after_stop_frames": after_cut + after_frames,
             "published": published,
         }
+
+    def _packets_in(self, dropped_frames: int) -> int | None:
+        """With GRO nobody knows how many packets there were in frames that the socket dropped."""
+        return None if self.gro and dropped_frames else dropped_frames
 
     def ring_object(self) -> dict[str, Any]:
         c = self.ring.counters
@@ -117,6 +128,23 @@ class ConsumerPart:
         }
 
 
+_OF_ALL_RECEIVERS = (
+    "socket_dropped",
+    "socket_dropped_frames",
+    "after_stop",
+    "after_stop_frames",
+    "lost_in_flight",
+    "frames",
+    "published",
+)
+
+
+def _total(views: list[dict[str, Any]], key: str) -> Any:
+    """The sum; None where one of them is not known."""
+    values = [view[key] for view in views]
+    return None if None in values else sum(values)
+
+
 def snapshot(
     kind: str,
     seconds: float,
@@ -124,7 +152,7 @@ def snapshot(
     consumers: list[ConsumerPart],
     status: Status,
     *,
-    sent: int | None,
+    sent: Sent | None,
     namespace: NamespaceCounters,
     previous: dict[str, Any] | None,
 ) -> dict[str, Any]:
@@ -144,20 +172,14 @@ def snapshot(
         views.append(view)
     readers = {reader.name: reader for part in receivers for reader in part.ring.readers()}
     consumer_views = [part.counts(readers.get(part.name), *status.read(part.record)) for part in consumers]
-    total = {
-        key: sum(view[key] for view in views)
-        for key in ("socket_dropped", "after_stop", "lost_in_flight", "packets", "published")
-    }
     ledger = balance(
-        sent=sent,
+        sent=sent.packets if sent else None,
+        sent_frames=sent.frames if sent else None,
         nic_dropped=None,
         namespace=namespace,
-        socket_dropped=total["socket_dropped"],
-        after_stop=total["after_stop"],
-        lost_in_flight=total["lost_in_flight"],
-        received=total["packets"],
+        received=_total(views, "packets"),
         refused=sum(sum(view["refused"].values()) for view in views),
-        published=total["published"],
+        **{key: _total(views, key) for key in _OF_ALL_RECEIVERS},
         consumers={view["name"]: view for view in consumer_views},
     )
     return {

@@ -41,6 +41,7 @@ MAX_SECONDS = 1e9
 FIFO_PRIORITY = 1  # any is before every ordinary task; a higher one only passes other real-time tasks
 STRIDE_BYTES = 128  # the least that one message of a receive takes of the arena
 NAME_BYTES = 32
+_GRO_FRAME_BYTES, _GRO_RING = 65536, "160KiB"  # and what size of ring has an arena of twice that
 HANDLERS = ("latency", "rate", "gaps")
 SINKS = ("dump",)  # these need an argument
 
@@ -60,13 +61,18 @@ class Listen(Struct, frozen=True):
 
 
 class ReceiverSpec(Struct, frozen=True, kw_only=True):
-    """rcvbuf: bytes to ask for, as the kernel counts them; None leaves the system's default."""
+    """rcvbuf: bytes to ask for, as the kernel counts them; None leaves the system's default.
+
+    gro: several packets a frame. auto: unless the run is to end after an exact number of packets, or half
+    the ring's arena does not hold a maximal frame, or the kernel can't.
+    """
 
     listen: Listen
     rx_cpu: tuple[int, ...] | None = None
     receive: Literal["recvmmsg", "recvmsg"] = "recvmmsg"
     batch: int = 64
     rcvbuf: int | None = 8 << 20
+    gro: Literal["auto", "on", "off"] = "auto"
 
 
 class RingSpec(Struct, frozen=True, kw_only=True):
@@ -297,6 +303,7 @@ RECEIVER: dict[str, Parser] = {
     "receive": one_of("recvmmsg", "recvmsg"),
     "batch": count(1, MAX_BATCH),
     "rcvbuf": size,
+    "gro": one_of("auto", "on", "off"),
 }
 RING: dict[str, Parser] = {"size": size}
 CONSUMER: dict[str, Parser] = {
@@ -416,6 +423,10 @@ def _checked(spec: RunSpec) -> RunSpec:
         raise Refused("--json and --plain exclude each other: give one of them")
     for receiver in spec.receivers:
         _check_batch(receiver.batch, spec.ring.size)
+        if receiver.gro == "on" and not holds_gro(spec.ring.size):
+            raise Refused(
+                f"--gro on needs a ring that holds frames of 64KiB twice: give --ring {_GRO_RING} or more"
+            )
     files = [os.path.realpath(c.argument) for c in spec.consumers if c.argument]
     if len(set(files)) < len(files):
         raise Refused("two consumers write one file: give each its own")
@@ -429,14 +440,28 @@ def _checked(spec: RunSpec) -> RunSpec:
 
 def largest_batch(ring_bytes: int) -> int:
     """The most messages a receive may ask for: it reserves at most an eighth of the ring."""
+    # Geometry.fitting has a frame for each STRIDE_BYTES, so descriptors never run out first.
+    return min(MAX_BATCH, _arena_bytes(ring_bytes) // 8 // STRIDE_BYTES)
+
+
+def holds_gro(ring_bytes: int) -> bool:
+    """Does half the arena hold a maximal frame? A larger one could not be published."""
+    return _arena_bytes(ring_bytes) // 2 >= _GRO_FRAME_BYTES
+
+
+def wants_gro(receiver: ReceiverSpec, run: RunSpec) -> bool:
+    """Is the kernel to be asked for it?"""
+    fits = run.packets is None and holds_gro(run.ring.size)
+    return receiver.gro == "on" or (receiver.gro == "auto" and fits)
+
+
+def _arena_bytes(ring_bytes: int) -> int:
     from rings.layout import Geometry
 
     try:
-        geometry = Geometry.fitting(ring_bytes)
+        return Geometry.fitting(ring_bytes).arena_bytes
     except ValueError as error:
         raise Refused(f"--ring {format_size(ring_bytes)}: {error}") from None
-    # Geometry.fitting has a frame for each STRIDE_BYTES, so descriptors never run out first.
-    return min(MAX_BATCH, geometry.arena_bytes // 8 // STRIDE_BYTES)
 
 
 def _check_batch(batch: int, ring_bytes: int) -> None:

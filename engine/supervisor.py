@@ -28,11 +28,11 @@ from engine.handlers.api import load
 from engine.known_sender import KnownSender
 from engine.ledger import NamespaceCounters
 from engine.net.receiver import Receiver
-from engine.net.sockets import DropCount, bind_udp, cut_off, discard, open_udp, probe_udp
+from engine.net.sockets import DropCount, ask_for_gro, bind_udp, cut_off, discard, open_udp, probe_udp
 from engine.receiving import Receiving, compile_all
 from engine.report import Report
 from engine.snapshot import ConsumerPart, ReceiverPart, snapshot
-from engine.spec import RunSpec
+from engine.spec import RunSpec, wants_gro
 from engine.status import STOP, Status
 from engine.worker import Worker, fork
 from rings.jit import compiled_before
@@ -145,17 +145,21 @@ class Supervisor:
             sock, buffer = open_udp(timestamps=self.spec.timestamps, rcvbuf=spec.rcvbuf)
             if buffer.short:
                 self.report.note(f"{names[i]}: {buffer.advice}")
+            gro = wants_gro(spec, self.spec) and ask_for_gro(sock)
+            if spec.gro == "on" and not gro:
+                raise Refused("--gro on: this kernel has no UDP GRO (Linux 5.0 does): give auto or off")
             rx = Receiver.prepare(
                 sock.fileno(),
                 batch=spec.batch,
                 one_by_one=spec.receive == "recvmsg",
                 timestamps=self.spec.timestamps,
+                gro=gro,
                 packets=self.spec.packets,
             )
             slots = max(_READER_SLOTS, len(self.consumers))
             ring = create(self.spec.name, number=i, size_bytes=self.spec.ring.size, readers=slots)
             self.receivers.append(
-                ReceiverPart(names[i], Receiving(spec, sock, rx), ring, buffer, DropCount(sock))
+                ReceiverPart(names[i], Receiving(spec, sock, rx), ring, buffer, DropCount(sock), gro)
             )
 
     def _start(self) -> None:
@@ -209,9 +213,9 @@ class Supervisor:
                 part.receiving.finish(part.ring, process.worker.stop_address)
             left = discard(part.receiving.sock)
             if finished:
-                part.discarded_after_stop += left
+                part.discarded_after_stop = left
             else:
-                part.discarded_ring_full += left
+                part.discarded_ring_full = left
         self._await_end(self.processes[len(self.receivers) :])
         self._await_sender()
         self.report.summary(self._snapshot("summary"))
@@ -428,6 +432,7 @@ class Supervisor:
                     "pid": self.processes[i].pid,
                     "cpus": self.status.read(i)[0].get("cpus"),
                     "rcvbuf": {"asked": part.buffer.asked, "granted": part.buffer.granted},
+                    "gro": part.gro,
                 }
                 for i, part in enumerate(self.receivers)
             ],

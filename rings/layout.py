@@ -112,7 +112,7 @@ WRITER = np.dtype(
             "full_ns",
             "high_water",
             "lost_in_flight",
-            "after_stop",
+            "received",
             "overflowed",
             "moved",
             "stride",

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import time
 from collections.abc import Iterable
 from typing import Any, Self
 
 import numpy as np
 
-from engine.net.libc import shared_zeros
+from engine.net.libc import SOL_UDP, UDP_SEGMENT, shared_zeros
 from engine.net.receiver import REFUSED, SLICE, Receiver, receive, take_up
-from engine.net.sockets import DropCount, bind_udp, discard, open_udp
+from engine.net.sockets import DropCount, ask_for_gro, bind_udp, discard, open_udp
 from engine.receiving import compile_all
 from rings.layout import MAX_FRAME_BYTES
 from rings.libc import monotonic_ns
@@ -33,6 +34,13 @@ def payload(number: int, length: int) -> bytes:
     return head + _PATTERN[number % 251 : number % 251 + length - len(head)]
 
 
+def segments(length: int, segment: int) -> list[int]:
+    """The lengths of the packets that a message of `length` bytes becomes; 0: it is one."""
+    if segment == 0 or length <= segment:
+        return [length]
+    return [segment] * (length // segment) + [length % segment] * (length % segment > 0)
+
+
 class Link:
     def __init__(
         self,
@@ -43,6 +51,7 @@ class Link:
         one_by_one: bool = False,
         timestamps: bool = True,
         packets: int | None = None,
+        gro: bool = False,
         room: int = MAX_FRAME_BYTES,
         rcvbuf: int | None = 4 << 20,
         policy: str | None = "gate",
@@ -50,12 +59,15 @@ class Link:
         compile_all()  # deadlines are for receiving
         self.ring = create(name, size_bytes=size_bytes)
         self.sock, _ = open_udp(timestamps=timestamps, rcvbuf=rcvbuf)
+        if gro:
+            assert ask_for_gro(self.sock)
         self.address = bind_udp(self.sock, "127.0.0.1", 0)
         self.rx = Receiver.prepare(
             self.sock.fileno(),
             batch=batch,
             one_by_one=one_by_one,
             timestamps=timestamps,
+            gro=gro,
             packets=packets,
             room=room,
         )
@@ -77,6 +89,17 @@ class Link:
             self.out.send(payloads[-1])
             self.sent += 1
         return payloads
+
+    def send_gso(self, lengths: Iterable[int], segment: int) -> list[bytes]:
+        """Send messages of these lengths, which the kernel cuts into packets of `segment`; the packets."""
+        packets = []
+        for length in lengths:
+            cut = [payload(self.sent + i, n) for i, n in enumerate(segments(length, segment))]
+            control = [(SOL_UDP, UDP_SEGMENT, struct.pack("H", segment))]
+            self.out.sendmsg([b"".join(cut)], control if length > segment else [])
+            self.sent += len(cut)
+            packets += cut
+        return packets
 
     def take(self, seconds: float = 5.0, *, drain: bool = True) -> int:
         """Receive until the socket is empty, or as long as it takes; why it ended."""
@@ -112,7 +135,7 @@ class Link:
     @property
     def received(self) -> int:
         counters = self.ring.counters
-        return int(counters["frames"]) - int(counters["lost_in_flight"])
+        return int(counters["received"]) - int(counters["lost_in_flight"])
 
     @property
     def published(self) -> int:
@@ -131,7 +154,7 @@ class Link:
 
     def discard(self) -> int:
         """Empty the socket's queue; how many there were."""
-        count = discard(self.sock)
+        _, count = discard(self.sock)
         self.discarded += count
         return count
 

@@ -187,6 +187,9 @@ def rxring(context: click.Context) -> int:
 @flag("--receive", "recvmmsg|recvmsg", spec.RECEIVER["receive"], "Many packets a call, or one (recvmmsg).")
 @flag("--batch", "N", spec.RECEIVER["batch"], "Packets a call may bring; at most 1/8 of the ring (64).")
 @flag("--rcvbuf", "SIZE", spec.RECEIVER["rcvbuf"], "Of the socket (8MiB).")
+@flag(
+    "--gro", "auto|on|off", spec.RECEIVER["gro"], "Let a receive bring many packets of a flow at once (auto)."
+)
 @flag("--ring", "SIZE", spec.RING["size"], "Of the ring, in /dev/shm (40MiB).")
 @flag("--timestamps", "on|off", spec.RUN["timestamps"], "Ask the kernel when each packet came (on).")
 @flag("--stamp", "none|rxring|seed", spec.RUN["stamp"], "What packets carry at their start (rxring).")

@@ -6,6 +6,10 @@ a message is moved down only where it would leave a hole of more than an eighth 
 message overflows its stride, that batch is put together privately and published frame by frame, as the
 ring has room; nothing else is received meanwhile.
 
+With GRO one message brings up to 64 KiB of equal packets of one flow, and its ancillary data their size. It
+becomes one frame, with a `segment`; what is counted are packets. Such a frame is never cut, nor too large:
+the buffers hold a maximal one, and a ring whose arena does not is received into without GRO.
+
 A receiver may be killed at any instruction. Its working memory is shared with the supervisor, so its
 successor finds what the last call had taken from the socket: each header's flags are UNTOUCHED before the
 call, and the kernel fills them. `phase` says how far it had come with that; every step from one phase to
@@ -29,6 +33,8 @@ from engine.net.libc import (
     MSG_DONTWAIT,
     MSG_TRUNC,
     POLLIN,
+    SOL_UDP,
+    UDP_GRO,
     Messages,
     poll,
     recvmmsg,
@@ -53,16 +59,21 @@ _FATAL_CODES = np.array([9, 14, 22, 38, 88], np.int64)  # EBADF EFAULT EINVAL EN
 
 SLICE, STOPPED, FINISHED, FAILED = 0, 1, 2, 3  # why `receive` came back
 
-_CALLS, _FRAMES, _REFUSED, _ERRORS = offsets(WRITER, "calls", "frames", "refused", "errors")
+_CALLS, _FRAMES, _RECEIVED, _REFUSED, _ERRORS = offsets(
+    WRITER, "calls", "frames", "received", "refused", "errors"
+)
 _OVERFLOWED, _MOVED, _STRIDE, _CPU_NS = offsets(WRITER, "overflowed", "moved", "stride", "cpu_ns")
 _LOST_IN_FLIGHT, _PUBLISHED = offsets(WRITER, "lost_in_flight", "published")
 _ALIGN, _OVERFLOW_BYTES, _REFUSALS = ALIGN, MAX_FRAME_BYTES, REFUSALS
 _NO_KERNEL_TIME = int(FrameFlag.NO_KERNEL_TIME)
 _SATURATED, _NEGATIVE = int(FrameFlag.SATURATED), int(FrameFlag.NEGATIVE)
 _UNTOUCHED = -1
-_CONTROL_BYTES = 64
-_TIMESTAMP_BYTES = 32  # struct cmsghdr and a timespec
+_CONTROL_BYTES = 64  # takes both kinds of ancillary data that we ask for, and no third
+_CMSG_BYTES = 16  # struct cmsghdr
+_TIMESTAMP_BYTES = _CMSG_BYTES + 16  # with a timespec
 _TIMESTAMP_TYPE = 1 | SO_TIMESTAMPNS << 32  # its level and type, as one word
+_GRO_TYPE = SOL_UDP | UDP_GRO << 32
+_MOST_SEGMENT = 0xFFFF  # what a descriptor can say
 _FIRST_STRIDE = 2048
 _LEAST_STRIDE = 64
 _STRIDE_CALLS = 64  # after so many calls the stride may shrink
@@ -88,7 +99,8 @@ RECEIVER_STATE = np.dtype(
             "overflow",  # address of batch × MAX_FRAME_BYTES
             "batch",
             "one_by_one",  # recvmsg instead of recvmmsg
-            "timestamps",
+            "control_bytes",  # room for ancillary data, 0: none is asked for
+            "gro",
             "packets",  # how many to receive
             "room",  # bytes for one message, arena and overflow buffer together
             "stride",
@@ -101,6 +113,7 @@ RECEIVER_STATE = np.dtype(
             "armed",  # how many buffers the call had
             "call_head",  # `published` when it was made
             "call_frames",  # all that calls had taken before it
+            "call_received",  # the same in packets
             "call_refused",  # sum of all refused then
             "taken",  # how many messages it brought, in phase PRIVATE
             "received_ns",  # when it came back, in phase PRIVATE
@@ -128,29 +141,31 @@ class Receiver:
         batch: int,
         one_by_one: bool,
         timestamps: bool,
+        gro: bool = False,
         packets: int | None,
         room: int = MAX_FRAME_BYTES,
     ) -> Receiver:
         """For socket `fd` (non-blocking).
 
-        batch: at most an eighth of the ring's frames. packets: receive exactly so many.
+        batch: at most an eighth of the ring's frames. packets: receive exactly so many; with GRO, end with
+        the call that brings the last of them.
         room: bytes that a message may have, a multiple of ALIGN from 2048 to MAX_FRAME_BYTES; longer ones
         are refused as truncated.
         """
-        messages = Messages.prepare(
-            batch, iovecs=2, control_bytes=_CONTROL_BYTES if timestamps else 0, shared=True
-        )
+        control_bytes = _CONTROL_BYTES if timestamps or gro else 0
+        messages = Messages.prepare(batch, iovecs=2, control_bytes=control_bytes, shared=True)
         overflow = shared_zeros((batch, MAX_FRAME_BYTES), np.uint8)
         state = shared_zeros(1, RECEIVER_STATE)
         rx = state[0]
         rx["fd"] = fd
         rx["headers"] = messages.address
         rx["iovecs"] = messages.iovecs.ctypes.data
-        rx["control"] = messages.control.ctypes.data if timestamps else 0
+        rx["control"] = messages.control.ctypes.data
+        rx["control_bytes"] = control_bytes
+        rx["gro"] = gro
         rx["overflow"] = overflow.ctypes.data
         rx["batch"] = batch
         rx["one_by_one"] = one_by_one
-        rx["timestamps"] = timestamps
         rx["packets"] = _NO_END if packets is None else packets
         rx["room"] = room
         rx["stride"] = _FIRST_STRIDE
@@ -169,7 +184,7 @@ def _buffers(rx, w):  # type: ignore[no-untyped-def]
 @jit
 def _packets_left(rx, w):  # type: ignore[no-untyped-def]
     """How many are still to be received; those lost in flight don't count."""
-    return rx.packets - load_relaxed(w.writer + _FRAMES) + load_relaxed(w.writer + _LOST_IN_FLIGHT)
+    return rx.packets - load_relaxed(w.writer + _RECEIVED) + load_relaxed(w.writer + _LOST_IN_FLIGHT)
 
 
 @jit
@@ -195,7 +210,7 @@ def _arm(rx, w, count):  # type: ignore[no-untyped-def]
         iovecs[2 * i].length = rx.stride
         iovecs[2 * i + 1].base = beyond
         iovecs[2 * i + 1].length = rx.room - rx.stride
-        headers[i].control_length = _CONTROL_BYTES * rx.timestamps
+        headers[i].control_length = rx.control_bytes
         headers[i].flags = _UNTOUCHED
         headers[i].length = _UNTOUCHED
         buffer += rx.stride
@@ -204,6 +219,7 @@ def _arm(rx, w, count):  # type: ignore[no-untyped-def]
     rx.armed = count
     rx.call_head = w.head
     rx.call_frames = load_relaxed(w.writer + _FRAMES)
+    rx.call_received = load_relaxed(w.writer + _RECEIVED)
     rx.call_refused = _sum_refused(w)
     _enter(rx, _CALLING)
 
@@ -223,14 +239,29 @@ def _add(w, counter, value):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _kernel_time(rx, i, control_length, received_ns):  # type: ignore[no-untyped-def]
-    """(kernel time, received − kernel, flags) of message i; without a timestamp, when we received it."""
-    if rx.timestamps == 0 or control_length < _TIMESTAMP_BYTES:
+def _ancillary(rx, i, header):  # type: ignore[no-untyped-def]
+    """(kernel time, −1 without; segment, 0 for one packet) of message i, whose header this is."""
+    kernel_ns, segment = np.int64(-1), np.int64(0)
+    at = rx.control + i * _CONTROL_BYTES
+    end = at + header.control_length
+    while at + _CMSG_BYTES < end:
+        control = carray(pointer(at), 4, np.int64)
+        size, kind = control[0], control[1]
+        if kind == _TIMESTAMP_TYPE and size >= _TIMESTAMP_BYTES:
+            kernel_ns = control[2] * 1_000_000_000 + control[3]
+        elif kind == _GRO_TYPE:
+            segment = control[2] & 0xFFFFFFFF  # an int
+        at += max((size + 7) & -8, _CMSG_BYTES)
+    if segment >= header.length or segment > _MOST_SEGMENT:
+        segment = np.int64(0)
+    return kernel_ns, segment
+
+
+@jit
+def _kernel_time(kernel_ns, received_ns):  # type: ignore[no-untyped-def]
+    """(time, received − kernel, flags) for a descriptor; without a kernel time, when we received it."""
+    if kernel_ns < 0:
         return received_ns, 0, _NO_KERNEL_TIME
-    control = carray(pointer(rx.control + i * _CONTROL_BYTES), 4, np.int64)
-    if control[1] != _TIMESTAMP_TYPE:
-        return received_ns, 0, _NO_KERNEL_TIME
-    kernel_ns = control[2] * 1_000_000_000 + control[3]
     socket_ns = received_ns - kernel_ns
     if socket_ns < 0:
         return kernel_ns, 0, _NEGATIVE
@@ -240,8 +271,31 @@ def _kernel_time(rx, i, control_length, received_ns):  # type: ignore[no-untyped
 
 
 @jit
+def _describe(rx, w, index, number, position, i, received_ns):  # type: ignore[no-untyped-def]
+    """`writer.describe` message i of the last call, which lies at `position`, as frame `head + index`."""
+    header = carray(pointer(rx.headers), rx.batch, MMSGHDR)[i]
+    kernel_ns, segment = _ancillary(rx, i, header)
+    time_ns, socket_ns, flags = _kernel_time(kernel_ns, received_ns)
+    length = np.int64(header.length)
+    return describe(w, index, number, time_ns, position, length, socket_ns, segment, flags)
+
+
+@jit
+def _packets(rx, first, end):  # type: ignore[no-untyped-def]
+    """How many packets there are in messages `first` … `end` − 1 of the last call."""
+    if rx.gro == 0:
+        return max(end - first, 0)
+    headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)
+    packets = 0
+    for i in range(first, end):
+        _, segment = _ancillary(rx, i, headers[i])
+        packets += 1 if segment == 0 else (np.int64(headers[i].length) + segment - 1) // segment
+    return packets
+
+
+@jit
 def _settled(rx, w):  # type: ignore[no-untyped-def]
-    """How many messages of the last call are published or refused."""
+    """How many messages of the last call are published or refused (none of several packets is)."""
     published = load_relaxed(w.writer + _PUBLISHED) - rx.call_head
     return published + _sum_refused(w) - rx.call_refused
 
@@ -251,6 +305,7 @@ def _finish(rx, w, count, received_ns):  # type: ignore[no-untyped-def]
     """Publish what the last call took: `count` messages, in order, each or its refusal counted."""
     headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)
     store_relaxed(w.writer + _FRAMES, rx.call_frames + count)
+    store_relaxed(w.writer + _RECEIVED, rx.call_received + _packets(rx, 0, count))
     largest = np.int64(0)
     for i in range(count):
         largest = max(largest, headers[i].length)
@@ -281,8 +336,7 @@ def _publish_batch(rx, w, count, received_ns):  # type: ignore[no-untyped-def]
                 moved += 1
             else:
                 target = source
-            time_ns, socket_ns, flags = _kernel_time(rx, i, headers[i].control_length, received_ns)
-            number, target = describe(w, frames, number, time_ns, target, length, socket_ns, 0, flags)
+            number, target = _describe(rx, w, frames, number, target, i, received_ns)
             size += length
             frames += 1
         source += rx.stride
@@ -332,8 +386,7 @@ def _publish_private(rx, w):  # type: ignore[no-untyped-def]
             return False
         else:
             memmove(w.arena + (w.position & (w.arena_bytes - 1)), rx.overflow + i * _OVERFLOW_BYTES, length)
-            time_ns, socket_ns, flags = _kernel_time(rx, i, headers[i].control_length, rx.received_ns)
-            number, position = describe(w, 0, w.number, time_ns, w.position, length, socket_ns, 0, flags)
+            number, position = _describe(rx, w, 0, w.number, w.position, i, rx.received_ns)
             publish(w, 1, number, position, length)
     _enter(rx, _IDLE)
     return True
@@ -437,7 +490,8 @@ def take_up(rx_state, w_state):  # type: ignore[no-untyped-def]
             _finish(rx, w, taken, realtime_ns())
         else:
             store_relaxed(w.writer + _FRAMES, rx.call_frames + taken)
-            rx.lost = load_relaxed(w.writer + _LOST_IN_FLIGHT) + taken - settled
+            store_relaxed(w.writer + _RECEIVED, rx.call_received + _packets(rx, 0, taken))
+            rx.lost = load_relaxed(w.writer + _LOST_IN_FLIGHT) + _packets(rx, settled, taken)
             _enter(rx, _SETTLING)
     if rx.phase == _SETTLING:
         store_relaxed(w.writer + _LOST_IN_FLIGHT, rx.lost)
@@ -449,5 +503,5 @@ def give_up(rx_state, w_state):  # type: ignore[no-untyped-def]
     """At the end: what was taken and found no room in the ring is refused."""
     rx, w = rx_state[0], w_state[0]
     if rx.phase == _PRIVATE:
-        _add(w, _REFUSED + 8 * RING_FULL, rx.taken - _settled(rx, w))
+        _add(w, _REFUSED + 8 * RING_FULL, _packets(rx, _settled(rx, w), rx.taken))
         _enter(rx, _IDLE)

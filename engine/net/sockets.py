@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import Refused
+from engine.net.libc import CMSGHDR, MAX_DATAGRAM_BYTES, SO_MEMINFO, SOL_UDP, UDP_GRO
 
 SO_TIMESTAMPNS = 35
 SO_RCVBUFFORCE = 33
 SO_ATTACH_FILTER = 26
-SO_MEMINFO = 55
 _MOST_BUFFER_BYTES = (1 << 31) - 2  # twice the largest that setsockopt takes
 _MEMINFO_DROPS = 8  # index of the drop count among SO_MEMINFO's nine u32
 
@@ -59,6 +59,17 @@ def open_udp(*, timestamps: bool, rcvbuf: int | None) -> tuple[socket.socket, Re
     if rcvbuf is not None:
         _ask_for_buffer(sock, rcvbuf)
     return sock, ReceiveBuffer(rcvbuf, sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+
+
+def ask_for_gro(sock: socket.socket) -> bool:
+    """Let one receive bring many packets of one flow; False where the kernel (before 5.0) can't."""
+    try:
+        sock.setsockopt(SOL_UDP, UDP_GRO, 1)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+        return False
+    return True
 
 
 def _ask_for_buffer(sock: socket.socket, size: int) -> None:
@@ -129,14 +140,17 @@ class DropCount:
         return self._total
 
 
-def discard(sock: socket.socket) -> int:
-    """Empty the queue; how many packets there were. For what there is no room for at the end."""
-    count = 0
+def discard(sock: socket.socket) -> tuple[int, int]:
+    """Empty the queue; (frames, packets) that there were. For what there is no room for at the end."""
+    frames = packets = 0
+    buffer = bytearray(MAX_DATAGRAM_BYTES)
     with contextlib.suppress(BlockingIOError):
         while True:
-            sock.recv_into(bytearray(1), 1)
-            count += 1
-    return count
+            size, ancillary, _, _ = sock.recvmsg_into([buffer], 2 * socket.CMSG_SPACE(CMSGHDR.itemsize))
+            segments = [data for level, kind, data in ancillary if (level, kind) == (SOL_UDP, UDP_GRO)]
+            frames += 1
+            packets += -(-size // struct.unpack("i", segments[0])[0]) if segments else 1
+    return frames, packets
 
 
 def cut_off(sock: socket.socket) -> None:

@@ -96,7 +96,7 @@ def test_workers_die_and_the_run_goes_on(name: str, fork: Fork, board: NDArray[A
     assert witness["delivered"] == receiver["packets"]
     assert receiver["lost_in_flight"] <= 64 * deaths[RECEIVER]
     gaps = witness["result"]
-    lost = receiver["socket_dropped"] + receiver["lost_in_flight"]
+    lost = receiver["socket_dropped_frames"] + receiver["lost_in_flight"]
     assert (gaps["duplicated"], gaps["reordered"]) == (0, 0)
     assert gaps["lost"] + gaps["before_first"] == lost
     handled = sum(victim["result"]["sizes"].values())
@@ -106,7 +106,7 @@ def test_workers_die_and_the_run_goes_on(name: str, fork: Fork, board: NDArray[A
 
 def _arrived(view: dict[str, Any]) -> int:
     receiver = view["receivers"][0]
-    arrived: int = receiver["packets"] + receiver["socket_dropped"] + receiver["lost_in_flight"]
+    arrived: int = receiver["packets"] + receiver["socket_dropped_frames"] + receiver["lost_in_flight"]
     return arrived
 
 
@@ -133,7 +133,7 @@ def test_the_supervisor_dies_and_the_workers_end_in_order(
             killed = workers[RECEIVER] in also
             if not killed:
                 assert ring.state == "closed"
-                assert counters["frames"] == published + sum(counters["refused"])
+                assert counters["received"] == published + sum(counters["refused"])
             for reader in ring.readers():
                 assert accounts_add_up(reader, published)
                 if workers[1 + ("rate", "gaps").index(reader.name)] not in also:

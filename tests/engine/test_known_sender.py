@@ -25,13 +25,13 @@ def test_how_much_it_sent_is_known_when_it_is_done_and_outlives_it(known: KnownS
     status = Status.create(name, kind="sender", workers=["sender"])
     known.look()
     assert (known.came, known.lives, known.sent) == (True, True, None)
-    status.publish(0, {"state": "sending", "sent": 5})
+    status.publish(0, {"state": "sending", "sent": 5, "frames": 5})
     assert (known.lives, known.sent) == (True, None)
-    status.publish(0, {"state": "done", "sent": 7})
-    assert (known.lives, known.sent) == (False, 7)
+    status.publish(0, {"state": "done", "sent": 7, "frames": 2})
+    assert (known.lives, known.sent) == (False, (7, 2))
     status.close()
     known.look()
-    assert (known.came, known.lives, known.sent) == (True, False, 7)
+    assert (known.came, known.lives, known.sent) == (True, False, (7, 2))
 
 
 def test_an_engine_of_that_name_is_no_sender(known: KnownSender, name: str) -> None:
@@ -43,7 +43,7 @@ def test_an_engine_of_that_name_is_no_sender(known: KnownSender, name: str) -> N
 
 def send_and_sleep(name: str) -> None:
     status = Status.create(name, kind="sender", workers=["sender"])
-    status.publish(0, {"state": "sending", "sent": 5})
+    status.publish(0, {"state": "sending", "sent": 5, "frames": 5})
     signal.pause()
 
 

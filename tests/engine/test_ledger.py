@@ -112,9 +112,13 @@ def test_it_balances_exactly_when_every_sum_does(
         "nic_dropped": nic,
         "namespace": NamespaceCounters(softnet, socket + other, socket),
         "socket_dropped": socket,
+        "socket_dropped_frames": socket,
         "after_stop": after,
+        "after_stop_frames": after,
         "lost_in_flight": lost,
         "received": received,
+        "frames": received + lost,
+        "sent_frames": None,
         "refused": refused,
         "published": published,
     }
@@ -122,6 +126,7 @@ def test_it_balances_exactly_when_every_sum_does(
     assert ledger["residual"] == missing
     assert ledger["balanced"] is (missing == 0 and wrong == 0)
     assert ledger["other_errors"] == other
+    assert ledger["exact"] is True
     unknown = balance(sent=None, consumers=views, **known)
     assert (unknown["sent"], unknown["residual"], unknown["balanced"]) == (None, None, None)
     if views:
@@ -129,15 +134,53 @@ def test_it_balances_exactly_when_every_sum_does(
         assert balance(sent=sent, consumers=views, **known)["balanced"] is False
 
 
+@given(
+    softnet=count,
+    dropped=count,
+    after=count,
+    frames=count,
+    received=count,
+    missing=st.sampled_from([0, 0, 5, -5]),
+    unknown=st.sampled_from([("socket_dropped",), ("after_stop",), ("socket_dropped", "after_stop")]),
+)
+def test_where_packets_are_not_known_it_balances_in_frames(
+    softnet: int, dropped: int, after: int, frames: int, received: int, missing: int, unknown: tuple[str, ...]
+) -> None:
+    known: dict[str, Any] = {
+        "sent_frames": softnet + dropped + after + frames + missing,
+        "nic_dropped": None,
+        "namespace": NamespaceCounters(softnet, dropped, dropped),
+        "socket_dropped": dropped,
+        "socket_dropped_frames": dropped,
+        "after_stop": after,
+        "after_stop_frames": after,
+        "lost_in_flight": 3,
+        "received": received,
+        "frames": frames,
+        "refused": 0,
+        "published": received,
+    } | dict.fromkeys(unknown)
+    ledger = balance(sent=1 << 60, consumers={}, **known)
+    assert ledger["exact"] is False
+    assert ledger["residual"] == missing
+    assert ledger["balanced"] is (missing == 0)
+    nobody = balance(sent=None, consumers={}, **known | {"sent_frames": None})
+    assert (nobody["residual"], nobody["balanced"], nobody["exact"]) == (None, None, False)
+
+
 def test_every_line_has_its_label_and_its_sentence() -> None:
     ledger = balance(
         sent=1,
+        sent_frames=1,
         nic_dropped=None,
         namespace=NamespaceCounters(0, 0, 0),
         socket_dropped=0,
+        socket_dropped_frames=0,
         after_stop=0,
+        after_stop_frames=0,
         lost_in_flight=0,
         received=1,
+        frames=1,
         refused=0,
         published=1,
         consumers={},

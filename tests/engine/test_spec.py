@@ -283,7 +283,12 @@ RECEIVER = '[[receiver]]\nlisten = "udp://127.0.0.1:5000"\n'
         ("listen = 'udp://127.0.0.1:1'", "unknown key 'listen': it belongs under [[receiver]]"),
         ("recever = 1", "unknown key 'recever': did you mean receiver?"),
         (RECEIVER + "btch = 3", "receiver 1: unknown key 'btch': did you mean batch?"),
-        (RECEIVER + "gro = 'auto'", "receiver 1: unknown key 'gro'"),
+        (RECEIVER + "busy-poll = 1", "receiver 1: unknown key 'busy-poll'"),
+        (RECEIVER + "gro = true", "receiver 1: gro: 'True' is not known: give auto or on or off"),
+        (
+            RECEIVER + "gro = 'on'\n[ring]\nsize = '128KiB'",
+            "--gro on needs a ring that holds frames of 64KiB",
+        ),
         (RECEIVER + "batch = 0", "receiver 1: batch: '0' is out of range"),
         (RECEIVER + "batch = 6.4", "receiver 1: batch: 6.4 is no text"),
         (RECEIVER + "batch = true", "receiver 1: batch: True is no text"),

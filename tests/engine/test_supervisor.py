@@ -31,7 +31,7 @@ RECEIVER: dict[str, Any] = {
     "calls": int,
     "refused": dict,
     "errors": dict,
-    "socket_dropped": int,
+    "socket_dropped": (int, type(None)),
     "socket_dropped_frames": int,
     "rcvbuf": dict,
     "packets_per_call": (*NUMBER, type(None)),
@@ -39,7 +39,7 @@ RECEIVER: dict[str, Any] = {
     "cpu_ns_per_packet": (*NUMBER, type(None)),
     "restarts": int,
     "lost_in_flight": int,
-    "after_stop": int,
+    "after_stop": (int, type(None)),
 }
 RING = dict.fromkeys(["published", "full_events", "full_ns", "bytes", "frames", "high_water"], int) | {
     "name": str
@@ -63,7 +63,7 @@ LEDGER: dict[str, Any] = {
     "sent": (int, type(None)),
     "nic_dropped": (int, type(None)),
     "softnet_dropped": int,
-    "socket_dropped": int,
+    "socket_dropped": (int, type(None)),
     "socket_dropped_frames": int,
     "other_errors": int,
     "lost_in_flight": int,
@@ -76,10 +76,10 @@ LEDGER: dict[str, Any] = {
     "exact": bool,
 }
 # What is there beyond the contract; whoever adds to it adds it here.
-MORE_OF_RECEIVER = {"published", "cpu_ns", "bytes_per_second"}
+MORE_OF_RECEIVER = {"published", "cpu_ns", "bytes_per_second", "gro", "after_stop_frames"}
 MORE_OF_RING = {"lag_frames", "capacity_frames", "arena_bytes", "stride"}
 MORE_OF_CONSUMER = {"joined"}
-MORE_OF_LEDGER = {"after_stop"}
+MORE_OF_LEDGER = {"after_stop", "after_stop_frames"}
 
 
 def has_fields(found: dict[str, Any], fields: dict[str, Any], more: set[str]) -> None:
@@ -102,6 +102,14 @@ def has_contract_fields(view: dict[str, Any]) -> None:
         assert set(counts) == {"delivered", "skipped", "passed", "unread"}
 
 
+def send(run: Run, name: str, *flags: str) -> dict[str, Any]:
+    """The summary of an `rxring send` to that run."""
+    command = [*RXRING, "send", "--to", f"127.0.0.1:{run.port}", "--name", name, *flags, "--json"]
+    sent = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    summary: dict[str, Any] = json.loads(sent.stdout.splitlines()[-1])
+    return summary
+
+
 def nothing_left(name: str) -> bool:
     return not list(Path("/dev/shm").glob(f"rxring-*-{name}-*"))
 
@@ -122,19 +130,11 @@ def test_a_whole_run_of_the_command_with_our_sender(name: str) -> None:
         assert [c["name"] for c in ready["consumers"]] == ["latency", "gaps", "rate"]
         pids = [w["pid"] for w in ready["receivers"] + ready["consumers"]]
         assert all(Path(f"/proc/{pid}/comm").read_text().startswith("rx:") for pid in pids)
-        sent = subprocess.run(
-            [
-                *(*RXRING, "send", "--to", f"127.0.0.1:{run.port}", "--name", f"{name}.s", "--json"),
-                *("--rate", "20000", "--duration", "0.5", "--size", "100"),
-            ],
-            stdout=subprocess.PIPE,
-            check=True,
-        )
+        sender = send(run, f"{name}.s", "--rate", "20000", "--duration", "0.5", "--size", "100")
         summary = run.end()
         assert run.errors == ""
         assert nothing_left(name)
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    sender = json.loads(sent.stdout.splitlines()[-1])
     assert summary["ledger"]["sent"] == sender["sent"] == 10_003
     check_ledger(summary)
     has_contract_fields(summary)
@@ -145,7 +145,7 @@ def test_a_whole_run_of_the_command_with_our_sender(name: str) -> None:
         assert view["ledger"]["sent"] is None or view["ledger"]["sent"] == sender["sent"]
     for before, after in itertools.pairwise([*intervals, summary]):
         assert before["seconds"] < after["seconds"]
-        for key in ("packets", "bytes", "calls", "socket_dropped", "published", "cpu_ns"):
+        for key in ("packets", "bytes", "calls", "socket_dropped_frames", "published", "cpu_ns"):
             assert before["receivers"][0][key] <= after["receivers"][0][key]
         for one, other in zip(before["consumers"], after["consumers"], strict=True):
             assert one["delivered"] + one["skipped"] <= other["delivered"] + other["skipped"]
@@ -231,7 +231,7 @@ def test_a_sender_that_goes_on_after_the_end(name: str, receive: str) -> None:
         source.done()
         summary = run.end(None)
     check_ledger(summary)
-    assert summary["ledger"]["after_stop"] >= 10
+    assert summary["ledger"]["after_stop_frames"] >= 10
     assert summary["ledger"]["other_errors"] == 0
 
 
@@ -319,9 +319,54 @@ def test_a_wrong_checksum_is_one_drop_and_not_two(name: str, length: int, of_the
         run.await_interval(lambda view: view["consumers"][0]["delivered"] == 3)
         summary = run.end()
     check_ledger(summary)
-    assert summary["receivers"][0]["socket_dropped"] == of_the_socket
+    assert summary["receivers"][0]["socket_dropped_frames"] == of_the_socket
     assert summary["ledger"]["other_errors"] == (not of_the_socket)
     assert summary["consumers"][0]["delivered"] == 3
+
+
+def test_gro_brings_frames_and_counts_packets(name: str) -> None:
+    consumers = ("--consumer", "gaps", "--consumer", "rate,policy=skip", "--consumer", "latency")
+    with Run(name, *consumers, "--sender", f"{name}.s", command=True) as run:
+        assert run.ready["receivers"][0]["gro"] is True
+        sent = send(run, f"{name}.s", "--packets", "64000", "--size", "100", "--gso", "64", "--batch", "4")
+        summary = run.end()
+    check_ledger(summary)
+    receiver = summary["receivers"][0]
+    assert receiver["frames"] == sent["frames"] - receiver["socket_dropped_frames"]
+    assert receiver["packets"] == 64_003 - 64 * receiver["socket_dropped_frames"]
+    for consumer in summary["consumers"]:
+        assert consumer["delivered"] + consumer["skipped"] == receiver["packets"]
+    assert summary["consumers"][0]["result"]["lost"] == 64 * receiver["socket_dropped_frames"]
+
+
+def test_where_gro_drops_the_ledger_is_in_frames(name: str) -> None:
+    with Run(
+        name, *("--consumer", "gaps", "--sender", f"{name}.s", "--rcvbuf", "100000"), command=True
+    ) as run:
+        os.kill(run.worker(0), signal.SIGSTOP)
+        sent = send(run, f"{name}.s", "--packets", "64000", "--size", "100", "--gso", "64")
+        os.kill(run.worker(0), signal.SIGCONT)
+        summary = run.end()
+    check_ledger(summary)
+    receiver, ledger = summary["receivers"][0], summary["ledger"]
+    assert (ledger["exact"], ledger["socket_dropped"], receiver["socket_dropped"]) == (False, None, None)
+    assert ledger["socket_dropped_frames"] == sent["frames"] - receiver["frames"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "gro"),
+    [
+        (("--gro", "off"), False),
+        (("--packets", "5"), False),  # exactly so many
+        (("--packets", "5", "--gro", "on"), True),
+        (("--ring", "128KiB"), False),  # would not hold a maximal frame
+        (("--ring", "160KiB"), True),
+    ],
+)
+def test_gro_where_it_serves(name: str, flags: tuple[str, ...], gro: bool) -> None:
+    with Run(name, *flags) as run:
+        assert run.ready["receivers"][0]["gro"] is gro
+        assert run.end()["receivers"][0]["gro"] is gro
 
 
 def test_a_receive_buffer_that_no_kernel_grants(name: str) -> None:
@@ -401,7 +446,7 @@ def test_all_paused_then_resumed(name: str) -> None:
         summary = run.end()
         assert run.errors == ""
     check_ledger(summary)
-    assert summary["receivers"][0]["socket_dropped"] > 0
+    assert summary["receivers"][0]["socket_dropped_frames"] > 0
     assert summary["receivers"][0]["restarts"] == summary["consumers"][0]["restarts"] == 0
 
 

@@ -35,7 +35,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str, code: int = 2) -> st
         (["rum"], "no such command 'rum'"),
         (["--quiet"], "unknown flag --quiet: see `rxring --help`"),
         (["run", "--bach", "3"], "unknown flag --bach: did you mean --batch?"),
-        (["run", "--gro", "on"], "unknown flag --gro"),
+        (["run", "--busy-poll", "50"], "unknown flag --busy-poll"),
         (["run", "--connect", "a:1"], "unknown flag --connect"),
         (["run", "-x"], "unknown flag -x: see `rxring run --help`"),
         (["run", "--batch"], "--batch has no value: write one after it"),

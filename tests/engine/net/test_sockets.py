@@ -140,10 +140,10 @@ def test_the_socket_counts_its_drops(bound: socket.socket) -> None:
     send(bound, [b"x" * 100] * 500)
     dropped = drops.read()
     assert dropped > 0
-    assert discard(bound) == 500 - dropped
-    assert discard(bound) == 0
+    assert discard(bound) == (500 - dropped,) * 2
+    assert discard(bound) == (0, 0)
     send(bound, [b"x" * 100] * 500)
-    assert drops.read() + discard(bound) == 1000 - (500 - dropped)
+    assert drops.read() + discard(bound)[0] == 1000 - (500 - dropped)
 
 
 class FarSocket:
@@ -168,7 +168,7 @@ def test_the_kernels_counter_wraps_ours_does_not(steps: list[int]) -> None:
 
 def test_queued_packets_of_any_length_are_discarded_and_counted(bound: socket.socket) -> None:
     send(bound, [b"", b"x", b"y" * 60_000, b""])
-    assert discard(bound) == 4
+    assert discard(bound) == (4, 4)
 
 
 def test_after_the_cut_nothing_is_queued_and_what_comes_is_counted(bound: socket.socket) -> None:
