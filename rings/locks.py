@@ -16,12 +16,13 @@ import errno
 import fcntl
 import os
 import struct
+import time
 
 F_OFD_GETLK = 36
 F_OFD_SETLK = 37
-F_OFD_SETLKW = 38
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid
 _F_WRLCK, _F_UNLCK = 1, 2
+_LOOK_S = 0.0005
 
 
 def flock(byte: int, kind: int = _F_WRLCK) -> bytes:
@@ -40,9 +41,14 @@ def acquire(fd: int, byte: int) -> bool:
     return True
 
 
-def acquire_waiting(fd: int, byte: int) -> None:
-    """Take the lock on `byte`; wait while another holds it."""
-    fcntl.fcntl(fd, F_OFD_SETLKW, flock(byte))
+def acquire_within(fd: int, byte: int, seconds: float) -> bool:
+    """Take the lock on `byte`; False if another holds it all that time."""
+    end = time.monotonic() + seconds
+    while not acquire(fd, byte):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_LOOK_S)
+    return True
 
 
 def release(fd: int, byte: int) -> None:

@@ -86,6 +86,7 @@ _ALIGN_SHIFT = 4  # descriptors count offsets in 16 bytes
 _CLOSED = int(WriterState.CLOSED)
 NEVER = (1 << 62) - 1  # `protected` of a reader that always copies
 _SLICE_NS = 50_000_000  # of a wait: compiled code sees no signals
+_JOIN_S = 2.0  # a join takes microseconds: who holds the lock so long is stopped
 
 # The reader's private state. Addresses are of this process's mappings; the slot lies in the only part
 # that is mapped writable. Numbers and packets count packets, all else frames.
@@ -415,7 +416,8 @@ class Reader:
     def _join(self) -> int:
         """Take a slot: lock its byte first, then CAS its word. Joins are made one at a time."""
         fd = self._segment.fd
-        locks.acquire_waiting(fd, LOCK_JOIN)
+        if not locks.acquire_within(fd, LOCK_JOIN, _JOIN_S):
+            raise RingError(f"another reader has been joining {self._ring.name} for {_JOIN_S:.0f} s: end it")
         try:
             for index in self._candidates():
                 if locks.acquire(fd, LOCK_READER + index):

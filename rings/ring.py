@@ -14,6 +14,7 @@ import numpy as np
 from rings import locks
 from rings.layout import (
     ABI_VERSION,
+    ALIGN,
     DESCRIPTOR,
     HEADER,
     LAYOUT_HASH,
@@ -68,6 +69,7 @@ class ReaderInfo:
     index: int
     policy: str
     state: str  # "active", "dead" (it died, its slot waits), "left"
+    holds: bool  # its slot is taken: if it gates, what it has not read is kept for it
     pid: int
     restarts: int
     cursor: int
@@ -146,6 +148,17 @@ class Ring:
             if int(self.counters["floor"]) <= frames:  # else the number may be that of a later lap
                 return frames, packets
 
+    def behind(self, cursor: int) -> tuple[int, int]:
+        """(frames, arena bytes) between a cursor and the head, as far as they are still there."""
+        published, floor = int(self.counters["published"]), int(self.counters["floor"])
+        first = max(cursor, floor)
+        if first >= published:
+            return 0, 0
+        table = self._memory[self.geometry.descriptors :][: self.geometry.frames * DESCRIPTOR.itemsize]
+        oldest, newest = table.view(DESCRIPTOR)[np.array([first, published - 1]) & (self.geometry.frames - 1)]
+        begin, end = int(oldest["offset"]) * ALIGN, int(newest["offset"]) * ALIGN + int(newest["length"])
+        return published - first, (end - begin) & (self.geometry.arena_bytes - 1)
+
     def readers(self) -> list[ReaderInfo]:
         """Every slot that has been used, with its account."""
         from rings.account import valid_account
@@ -165,6 +178,7 @@ class Ring:
                     index=index,
                     policy=Policy(word >> POLICY_SHIFT & 0xFF).name.lower(),
                     state="left" if left else "active" if alive else "dead",
+                    holds=word & 0xFF == SlotState.ACTIVE,
                     pid=int(slot["pid"]),
                     restarts=int(slot["restarts"]),
                     cursor=int(record["cursor"]),

@@ -27,8 +27,8 @@ from rings.layout import LOCK_OWNER, LOCK_WRITER
 
 SHM = Path("/dev/shm")
 UNFINISHED_S = 60.0  # how long an object may stand without its magic before it counts as left behind
-_NAME = re.compile(r"[A-Za-z0-9_.]{1,32}")
-_OBJECT = re.compile(r"rxring-(\d+)-([A-Za-z0-9_.]{1,32})-(\d{1,4}|status)")
+_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,31}")
+_OBJECT = re.compile(rf"rxring-(\d+)-({_NAME.pattern})-(\d{{1,4}}|status)")
 
 
 class RingError(Exception):
@@ -37,7 +37,7 @@ class RingError(Exception):
 
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name in (".", ".."):
-        raise RingError(f"name {name!r}: use 1 to 32 of A-Z a-z 0-9 _ .")
+        raise RingError(f"name {name!r}: use 1 to 32 of A-Z a-z 0-9 _ . -, no - first")
     return name
 
 

@@ -77,6 +77,7 @@ _RUNNING, _CLOSED = int(WriterState.RUNNING), int(WriterState.CLOSED)
 _POLICY_SHIFT, _LINE, _ALIGN, _LOCK_READER = POLICY_SHIFT, LINE, ALIGN, LOCK_READER
 
 _SLICE_NS = 50_000_000  # of a wait for room: compiled code sees no signals
+_NEVER_NS = 1 << 62
 
 # The writer's private state. Addresses are of the sections in this process's mapping; `head`, `floor`
 # and `gate` are sequences; positions are virtual arena bytes, which never wrap (offset = position & mask).
@@ -100,7 +101,7 @@ WRITER_STATE = np.dtype(
             "floor",
             "floor_position",  # where the payload of frame `floor`, or of one before it, begins
             "gate",
-            "full_since_ns",  # 0: not full
+            "full_since_ns",  # until when the wait is in `full_ns`; 0: not full
         )
     ],
     align=True,
@@ -176,16 +177,23 @@ def _look(w, floor):  # type: ignore[no-untyped-def]
         w.gate = _lowest_cursor(w)
     if w.head - w.gate > load_relaxed(w.writer + _HIGH_WATER):
         store_relaxed(w.writer + _HIGH_WATER, w.head - w.gate)
-    if w.gate < floor:
-        if w.full_since_ns == 0:
-            w.full_since_ns = monotonic_ns()
-            store_relaxed(w.writer + _FULL_EVENTS, load_relaxed(w.writer + _FULL_EVENTS) + 1)
-        return False
-    if w.full_since_ns != 0:
-        full_ns = monotonic_ns() - w.full_since_ns
-        store_relaxed(w.writer + _FULL_NS, load_relaxed(w.writer + _FULL_NS) + full_ns)
+    if w.gate < floor or w.full_since_ns != 0:
+        _count_full(w)
+    if w.gate >= floor:
         w.full_since_ns = 0
-    return True
+    return w.gate >= floor
+
+
+@jit
+def _count_full(w):  # type: ignore[no-untyped-def]
+    """The ring is full, or was until now: count the event once, and the time as it passes."""
+    now_ns = monotonic_ns()
+    if w.full_since_ns == 0:
+        store_relaxed(w.writer + _FULL_EVENTS, load_relaxed(w.writer + _FULL_EVENTS) + 1)
+    else:
+        full_ns = now_ns - w.full_since_ns
+        store_relaxed(w.writer + _FULL_NS, load_relaxed(w.writer + _FULL_NS) + full_ns)
+    w.full_since_ns = now_ns
 
 
 @jit
@@ -378,11 +386,12 @@ class Writer:
         payload: bytes | bytearray | memoryview | NDArray[np.uint8],
         *,
         time_ns: int = 0,
-        timeout_s: float = 0.0,
+        timeout_s: float | None = None,
     ) -> bool:
-        """Publish one packet; False if a gating reader left no room within `timeout_s`.
+        """Publish one packet, waiting for gating readers to make room.
 
         payload: any contiguous buffer of 0 … 65,536 bytes. time_ns: CLOCK_REALTIME, 0 for now.
+        timeout_s: how long to wait, None for as long as it takes; False if there was no room by then.
         """
         if self._segment.fd < 0:
             raise RingError(f"this writer of ring {self._ring.name} is closed: take another")
@@ -393,7 +402,7 @@ class Writer:
         if data.size > MAX_FRAME_BYTES:
             raise RingError(f"{data.size} bytes do not fit a frame: give at most {MAX_FRAME_BYTES}")
         now_ns = int(monotonic_ns())
-        end_ns = now_ns + int(timeout_s * 1e9)
+        end_ns = _NEVER_NS if timeout_s is None else now_ns + int(timeout_s * 1e9)
         while not append_waiting(
             self.record, data.ctypes.data, data.size, time_ns, min(end_ns, now_ns + _SLICE_NS)
         ):

@@ -238,7 +238,7 @@ def test_a_writer_while_somebody_joins(
 
 def _append(world: World) -> None:
     data = payload(world.head)
-    world.writer.write(data)
+    world.writer.write(data, timeout_s=0)
 
 
 @pytest.mark.parametrize("lag", [0, 3, N - 2, N - 1])

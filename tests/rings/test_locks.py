@@ -57,11 +57,16 @@ def test_the_kernel_frees_it_at_death_and_not_at_sigstop(path: Path, fork: Any, 
     os.close(fd)
 
 
+def _acquire_in_time(path: Path, byte: int) -> None:
+    assert locks.acquire_within(_open(path), byte, 20.0)
+
+
 def test_who_waits_gets_it_at_death(path: Path, fork: Any, board: Any) -> None:
     fd = _open(path)
     child = fork(_hold, path, 2, board)
     await_(lambda: board[0])
-    waiting = fork(lambda: locks.acquire_waiting(_open(path), 2))
+    assert not locks.acquire_within(fd, 2, 0.02)
+    waiting = fork(_acquire_in_time, path, 2)
     child.kill()
     assert waiting.wait() == 0
     os.close(fd)

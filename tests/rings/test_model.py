@@ -139,7 +139,7 @@ class Model(RuleBasedStateMachine):
     def write(self, data: st.DataObject) -> None:
         length = data.draw(st.one_of(st.integers(0, self.m // 2), st.sampled_from([0, self.m // 2])))
         payload = os.urandom(1) * length
-        wrote = self.writer.write(payload, time_ns=self.head + 1)
+        wrote = self.writer.write(payload, time_ns=self.head + 1, timeout_s=0)
         assert wrote == self.reserve(1, length)
         if wrote:
             self.publish(payload, 0)

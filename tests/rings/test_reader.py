@@ -349,7 +349,7 @@ def test_coming_back_with_another_policy(ring: Ring, first: str, then: str) -> N
     _die(reader)
     after = ring.reader(name="one", policy=then)
     assert ring.readers()[0].policy == then
-    wrote = [writer.write(bytes([i])) for i in range(5, 40)]
+    wrote = [writer.write(bytes([i]), timeout_s=0) for i in range(5, 40)]
     assert all(wrote) == (then == "skip")
     got = _drain(after)
     assert len(got) == 15

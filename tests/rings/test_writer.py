@@ -127,7 +127,7 @@ def test_counters(ring: Ring) -> None:
 
 def test_n_frames_hold_n_minus_one(ring: Ring) -> None:
     writer, reader = ring.writer(), ring.reader()
-    assert [writer.write(b"") for _ in range(9)] == [True] * 7 + [False] * 2
+    assert [writer.write(b"", timeout_s=0) for _ in range(9)] == [True] * 7 + [False] * 2
     assert ring.first_packet(7) == 7
     assert [batch.frames for batch in iter(reader.poll, None)] == [4, 3]
     assert writer.write(b"")
@@ -187,29 +187,28 @@ def test_a_reserve_of_all_that_there_is(ring: Ring) -> None:
 
 def test_full_is_counted_once_and_timed(ring: Ring) -> None:
     writer, reader = ring.writer(), ring.reader()
-    while writer.write(b""):
+    while writer.write(b"", timeout_s=0):
         pass
     for _ in range(5):
-        assert not writer.write(b"")
+        assert not writer.write(b"", timeout_s=0)
     before = time.monotonic_ns()
     assert not writer.write(b"", timeout_s=0.02)
     assert time.monotonic_ns() - before >= 20_000_000
     assert int(ring.counters["full_events"]) == 1
-    assert int(ring.counters["full_ns"]) == 0
+    stalled_ns = int(ring.counters["full_ns"])
+    assert stalled_ns >= 20_000_000  # while it lasts, too
     reader.poll()
     reader.poll()
     assert writer.write(b"")
     assert int(ring.counters["full_events"]) == 1
-    assert 20_000_000 <= int(ring.counters["full_ns"]) < 60_000_000_000
+    assert stalled_ns < int(ring.counters["full_ns"]) < 60_000_000_000
     assert int(ring.counters["high_water"]) == 7
 
 
-def test_a_write_with_a_time_out_comes_when_there_is_room(
-    ring: Ring, name: str, fork: Any, board: Any
-) -> None:
+def test_a_write_comes_when_there_is_room(ring: Ring, name: str, fork: Any, board: Any) -> None:
     writer = ring.writer()
     reader = ring.reader()
-    while writer.write(b""):
+    while writer.write(b"", timeout_s=0):
         pass
 
     def release_later() -> None:
@@ -218,13 +217,13 @@ def test_a_write_with_a_time_out_comes_when_there_is_room(
 
     reader.poll()
     child = fork(release_later)
-    assert writer.write(b"at last", timeout_s=20)
+    assert writer.write(b"at last")
     assert child.wait() == 0
 
 
 def test_ctrl_c_ends_a_write_that_waits(ring: Ring) -> None:
     writer, reader = ring.writer(), ring.reader()
-    while writer.write(b""):
+    while writer.write(b"", timeout_s=0):
         pass
     signal.setitimer(signal.ITIMER_REAL, 0.02)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -241,7 +240,7 @@ def test_ctrl_c_ends_a_write_that_waits(ring: Ring) -> None:
 def test_only_the_dead_in_the_way_are_evicted(ring: Ring) -> None:
     writer = ring.writer()
     readers = {name: ring.reader(name=name) for name in ("dead", "living", "ahead")}
-    while writer.write(b""):
+    while writer.write(b"", timeout_s=0):
         pass
     for name in ("living", "ahead"):
         while readers[name].poll():
@@ -257,10 +256,10 @@ def test_only_the_dead_in_the_way_are_evicted(ring: Ring) -> None:
 
 def test_a_living_reader_is_never_evicted(ring: Ring) -> None:
     writer, reader = ring.writer(), ring.reader()
-    while writer.write(b""):
+    while writer.write(b"", timeout_s=0):
         pass
     for _ in range(100):
-        assert not writer.write(b"")
+        assert not writer.write(b"", timeout_s=0)
     assert int(ring.slots["word"][0]) & 0xFF == SlotState.ACTIVE
     assert sum(batch.frames for batch in iter(reader.poll, None)) == 7
 
@@ -306,11 +305,11 @@ def test_the_next_writer_goes_on_where_the_last_published(ring: Ring, before: in
 def test_a_restarted_writer_waits_for_the_readers_of_the_last(ring: Ring) -> None:
     reader = ring.reader()
     writer = ring.writer()
-    while writer.write(b"old"):
+    while writer.write(b"old", timeout_s=0):
         pass
     writer.abandon()
     writer = ring.writer()
-    assert not writer.write(b"new")
+    assert not writer.write(b"new", timeout_s=0)
     got = []
     for batch in iter(reader.poll, None):
         got += [batch.payload(i).tobytes() for i in range(len(batch))]
