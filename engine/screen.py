@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,7 @@ Object = Mapping[str, Any]
 _GAP = 2  # blanks between columns
 _SHORT_NAME = 16  # a name is not cut below this
 _TOP_SIZES = 4
+_BLANK = Text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +77,25 @@ class Flow:
 
     head: Text
     pieces: Sequence[Text]
+    between: str = " " * _GAP
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from flow(self.head, self.pieces, options.max_width)
-
-
-def flow(head: Text, pieces: Sequence[Text], width: int | None, indent: int = 2) -> Iterator[Text]:
-    """The lines of a `Flow`; None: one line, however long."""
-    line = Text.assemble(head)  # the head's style is its own
-    for piece in pieces:
-        if width is not None and line.cell_len + _GAP + piece.cell_len > width and line.plain.strip():
+        for line in self.lines(options.max_width):
+            line.overflow, line.no_wrap = "fold", False  # a piece may be wider than all of the line
             yield line
-            line = Text.assemble(" " * indent, piece)
-        else:
-            line = Text.assemble(line, " " * _GAP if line.plain.strip() else "", piece)
-    yield line
+
+    def lines(self, width: int | None, indent: int = 2) -> Iterator[Text]:
+        """None: one line, however long."""
+        line = Text.assemble(self.head)  # the head's style is its own
+        for piece in self.pieces:
+            between = Text(self.between if line.plain.strip() else "", "dim")
+            wide = line.cell_len + between.cell_len + piece.cell_len
+            if width is not None and wide > width and line.plain.strip():
+                yield line
+                line = Text.assemble(" " * min(indent, width - piece.cell_len), piece)
+            else:
+                line = Text.assemble(line, between, piece)
+        yield line
 
 
 def _tells(cell: Text) -> bool:
@@ -111,61 +117,180 @@ def printable(text: str) -> str:
 def waiting(ready: Object) -> RenderableType:
     """Before the first interval."""
     where = ", ".join(str(receiver["listen"]) for receiver in ready["receivers"])
-    return Group(title(ready["name"], "ready"), Text(f"receiving on {printable(where)}", "dim"))
+    return Group(Title(ready["name"], (), "ready"), Text(f"receiving on {printable(where)}", "dim"))
 
 
-def interval(name: str, view: Object) -> RenderableType:
-    """The live display."""
-    return Group(
-        title(name, figures.clock(view["seconds"])),
-        *_receiving(view),
-        *_consumers(view, CONSUMER),
-        *_results(view),
-    )
+@dataclass(frozen=True, slots=True)
+class Display:
+    """The live display, no higher than the terminal: results get short first, losses never are cut."""
+
+    name: str
+    view: Object
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height = options.size.height
+        for results, blanks in ((_results, True), (_digests, True), (_digests, False)):
+            parts = [
+                *_head(self.name, self.view, figures.clock(self.view["seconds"])),
+                *_receiving(self.view),
+                *_consumers(self.view, CONSUMER),
+                *results(self.view),
+            ]
+            shown = [part for part in parts if blanks or part is not _BLANK]
+            lines = console.render_lines(Group(*shown), options, pad=False)
+            if len(lines) <= height:
+                break
+        else:
+            more = f"… ({len(lines) - height + 1} more lines: a taller terminal, or --plain)"
+            told = Text(more, "dim", no_wrap=True, overflow="ellipsis")
+            lines = [*lines[: height - 1], *console.render_lines(told, options, pad=False)]
+        for line in lines:
+            yield from line
+            yield Segment.line()
 
 
 def summary(name: str, view: Object) -> RenderableType:
     """The end of a run, with its ledger."""
     return Group(
-        title(name, f"{figures.clock(view['seconds'])}, done"),
+        *_head(name, view, f"{figures.clock(view['seconds'])}, done"),
         *_receiving(view),
         *_results(view),
-        Text(),
-        ledger(view["ledger"]),
+        _BLANK,
+        ledger(view),
         *_consumers(view, CONSUMER_AFTERWARDS),
     )
 
 
-def title(name: str, right: str) -> Table:
-    """The run's name at the left, `right` at the other end of the line."""
-    line = Table.grid(expand=True)
-    line.add_column(no_wrap=True, overflow="ellipsis")
-    line.add_column(justify="right", no_wrap=True)
-    line.add_row(Text.assemble(("rxring ", "bold cyan"), (printable(name), "bold")), Text(right, "dim"))
-    return line
+@dataclass(frozen=True, slots=True)
+class Title:
+    """The run's name and where it listens; `right` at the other end of the line."""
+
+    name: str
+    listen: Sequence[str]
+    right: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        end = Text(self.right, "dim")
+        room = options.max_width - _GAP - end.cell_len
+        line = Text.assemble(("rxring ", "bold cyan"), (printable(self.name), "bold"))
+        if self.listen:
+            line.truncate(room - _GAP - _SHORT_NAME, overflow="ellipsis")
+            line = Text.assemble(line, " " * _GAP, shortened(self.listen, room - _GAP - line.cell_len))
+        line.truncate(room, overflow="ellipsis", pad=True)
+        yield Text.assemble(line, " " * _GAP, end)
+
+
+def shortened(listen: Sequence[str], room: int) -> str:
+    """All of the URLs where there is room, else the first; its end, the port, at any rate."""
+    first, *others = map(printable, listen)
+    some = f"{first} and {len(others)} more" if others else first
+    fitting = (text for text in (", ".join([first, *others]), some) if cell_len(text) <= room)
+    return next(fitting, f"…{first[1 - room :]}")
+
+
+def _head(name: str, view: Object, right: str) -> Iterator[RenderableType]:
+    yield Title(name, [receiver["listen"] for receiver in view["receivers"]], right)
+    yield loss(view)
 
 
 def _receiving(view: Object) -> Iterator[RenderableType]:
-    yield Text()
-    yield Fitted(RECEIVER, view["receivers"])
+    columns = RECEIVER_AFTERWARDS if view["type"] == "summary" else RECEIVER
+    several = len(view["receivers"]) > 1  # a single one's URL stands in the title
+    yield _BLANK
+    yield Fitted([*columns, *([LISTEN] if several else [])], view["receivers"])
     for receiver in view["receivers"]:
         if pieces := troubles(receiver):
             yield Flow(Text(f"{printable(receiver['name'])}: refused or failed", "yellow"), pieces)
-    yield Text()
-    yield Fitted(RING, view["rings"])
+    yield _BLANK
+    yield Fitted(RING, rings_of(view))
+
+
+def rings_of(view: Object) -> list[Object]:
+    """Its rings, named so that they can be told apart."""
+    rings = view["rings"]
+    return rings if len(rings) == 1 else [r | {"name": f"{r['name']} {r['number']}"} for r in rings]
 
 
 def _consumers(view: Object, columns: Sequence[Column]) -> Iterator[RenderableType]:
     if view["consumers"]:
-        yield Text()
+        yield _BLANK
         yield Fitted(columns, view["consumers"])
 
 
 def _results(view: Object) -> Iterator[RenderableType]:
     for consumer in view["consumers"]:
-        if consumer["result"]:
-            yield Text()
-            yield from result(consumer["name"], consumer["result"])
+        if found := found_by(consumer):
+            yield _BLANK
+            yield from result(consumer["name"], found, as_of(consumer))
+
+
+def _digests(view: Object) -> Iterator[RenderableType]:
+    """The results in as few lines as they can do with."""
+    yield _BLANK
+    for consumer in view["consumers"]:
+        if found := found_by(consumer):
+            yield Flow(Text(printable(consumer["name"]), "bold"), digest(found, as_of(consumer)))
+
+
+def found_by(consumer: Object) -> Object:
+    """Its handler's report, which may be any JSON."""
+    found = consumer["result"]
+    return found if isinstance(found, Mapping) else {} if found is None else {"result": found}
+
+
+def as_of(consumer: Object) -> str:
+    """At which packet the result was taken, where that is not the last one delivered."""
+    at = consumer["result_at"]
+    return "" if at is None or at == consumer["delivered"] else f"as of {figures.exact(at)}"
+
+
+# ── what was lost ────────────────────────────────────────────────────────────────────────────────────
+
+
+def loss(view: Object) -> Flow:
+    """What matters most, in a line: which layers lost how much."""
+    pieces = [Text(f"{figures.exact(n)} {where}", style) for n, where, style in _losses(view) if n]
+    if view["type"] == "summary" and not view["ledger"]["adds_up"]:
+        pieces.append(Text("what was received does not add up", _GRAVE))
+    if pieces:
+        grave = any(piece.style == _GRAVE for piece in pieces)
+        first, *others = pieces
+        head = Text.assemble(("lost: ", _GRAVE if grave else "bold yellow"), first)
+    else:
+        head, others = Text("nothing lost", "bold green"), []
+    count, unit = _packets_or_frames(view["ledger"], "after_stop")
+    late = [Text(f"{figures.exact(count)}{unit} after the stop", "dim")] if count else []
+    return Flow(head, [*others, *late], " · ")
+
+
+def _losses(view: Object) -> Iterator[tuple[int | None, str, str]]:
+    """How much, where and how grave it is, from the wire to the consumers."""
+    book = view["ledger"]
+    dropped, unit = _packets_or_frames(book, "socket_dropped")
+    yield dropped, f"socket{unit}", _GRAVE
+    shared = {name: book[key] for key, name in _SHARED.items() if book[key]}
+    others = "" if book["of_others"] is not None else ", of all traffic"
+    yield sum(shared.values()) - (book["of_others"] or 0), " or ".join(shared) + others, "yellow"
+    yield book["lost_in_flight"], "in flight", _GRAVE
+    yield book["residual"], "residual", _GRAVE
+    yield book["refused"], "refused", "yellow"
+    for consumer in view["consumers"]:
+        name = printable(consumer["name"])
+        yield consumer["skipped"], f"skipped by {name}", "yellow"
+        if view["type"] == "summary":
+            yield consumer["unread"], f"unread by {name}", "yellow"
+        missing = found_by(consumer).get("lost")
+        yield missing if isinstance(missing, int) else None, f"missing, says {name}", _GRAVE
+
+
+_GRAVE = "bold red"
+_SHARED = {"nic_dropped": "NIC", "softnet_dropped": "softnet", "other_errors": "UDP errors"}
+
+
+def _packets_or_frames(row: Object, key: str) -> tuple[int | None, str]:
+    """Packets; or with GRO, where the kernel counts only frames, those and their unit."""
+    frames = row.get(f"{key}_frames")
+    return (frames, " frames") if row.get(key) is None and frames is not None else (row.get(key), "")
 
 
 # ── receivers, rings, consumers ──────────────────────────────────────────────────────────────────────
@@ -174,7 +299,7 @@ def _results(view: Object) -> Iterator[RenderableType]:
 def _count(key: str, *, bad: bool = False) -> Callable[[Object], Text]:
     def cell(row: Object) -> Text:
         value = row.get(key)
-        return Text(figures.exact(value), "bold red" if bad and value else "")
+        return Text(figures.exact(value), _GRAVE if bad and value else "")
 
     return cell
 
@@ -184,13 +309,9 @@ def dropped(row: Object) -> Text:
 
 
 def _count_or_frames(key: str, *, bad: bool = False) -> Callable[[Object], Text]:
-    """Packets, or with GRO, where the kernel counts only frames, those."""
-
     def cell(row: Object) -> Text:
-        frames = row.get(f"{key}_frames")
-        if row.get(key) is None and frames is not None:
-            return Text(f"{figures.exact(frames)} frames", "bold red" if bad and frames else "")
-        return _count(key, bad=bad)(row)
+        count, unit = _packets_or_frames(row, key)
+        return Text(figures.exact(count) + unit, _GRAVE if bad and count else "")
 
     return cell
 
@@ -206,8 +327,23 @@ def _rcvbuf(row: Object) -> Text:
     return Text(figures.format_size(granted))
 
 
-def share_of_ring(ring: Object, key: str) -> str:
-    return figures.percent(ring[key] / ring["capacity_frames"])
+def full(ring: Object) -> Text:
+    """How often the writer found no room, and how long it waited for some."""
+    times = ring["full_events"]
+    if not times:
+        return Text("never")
+    return Text(f"{figures.exact(times)} times, for {figures.duration(ring['full_ns'])}", "yellow")
+
+
+def slowest(ring: Object) -> str:
+    """Whom the ring waits for, or would, if somebody is behind."""
+    name = Text(printable(ring["slowest"] or ""))
+    name.truncate(_SHORT_NAME, overflow="ellipsis")
+    return name.plain if ring["lag_frames"] else ""
+
+
+def _frames(row: Object) -> str:
+    return "" if row["frames"] == row["published"] else figures.exact(row["frames"])
 
 
 def _handler(row: Object) -> str:
@@ -234,32 +370,38 @@ def words(key: str) -> str:
     return printable(key.replace("_", " "))
 
 
-RECEIVER = (
-    Column("receiver", lambda r: r["name"], 100, left=True),
-    Column("cpu", lambda r: figures.cpu_list(r.get("cpus")), 75),
-    Column("packets", _count("packets"), 85),
-    Column("packets/s", lambda r: figures.magnitude(r.get("packets_per_second")), 99),
-    Column("payload", lambda r: figures.magnitude(8 * r["bytes_per_second"], "bit/s"), 80),
-    Column("dropped", dropped, 98),
-    Column("a call", lambda r: figures.magnitude(r.get("packets_per_call")), 70),
-    Column("CPU/packet", lambda r: figures.duration(r.get("cpu_ns_per_packet")), 40),
-    Column("rcvbuf", _rcvbuf, 65),
-    Column("restarts", _count("restarts", bad=True), 94, rare=True),
-    Column("lost in flight", _count("lost_in_flight", bad=True), 93, rare=True),
-    Column("after stop", _count_or_frames("after_stop"), 20, rare=True),
-    Column("bytes", lambda r: figures.magnitude(r.get("bytes"), "B"), 35),
-    Column("calls", _count("calls"), 30),
-    Column("listen", lambda r: r["listen"], 38, left=True),
-)
+def _receiver(mean: str) -> tuple[Column, ...]:
+    """mean: what stands before the heads of rates."""
+    return (
+        Column("receiver", lambda r: r["name"], 100, left=True),
+        Column("cpu", lambda r: figures.cpu_list(r.get("cpus")), 75),
+        Column("packets", _count("packets"), 85),
+        Column(f"{mean}packets/s", lambda r: figures.magnitude(r.get("packets_per_second")), 99),
+        Column(f"{mean}payload", lambda r: figures.magnitude(8 * r["bytes_per_second"], "bit/s"), 80),
+        Column("dropped", dropped, 98),
+        Column("packets/call", lambda r: figures.magnitude(r.get("packets_per_call")), 70),
+        Column("CPU/packet", lambda r: figures.duration(r.get("cpu_ns_per_packet")), 40),
+        Column("rcvbuf", _rcvbuf, 65),
+        Column("restarts", _count("restarts", bad=True), 94, rare=True),
+        Column("lost in flight", _count("lost_in_flight", bad=True), 93, rare=True),
+        Column("after stop", _count_or_frames("after_stop"), 20, rare=True),
+        Column("bytes", lambda r: figures.magnitude(r.get("bytes"), "B"), 35),
+        Column("calls", _count("calls"), 30),
+    )
+
+
+RECEIVER = _receiver("")
+RECEIVER_AFTERWARDS = _receiver("mean ")
+LISTEN = Column("listen", lambda r: r["listen"], 38, left=True)
 RING = (
     Column("ring", lambda r: r["name"], 100, left=True),
     Column("published", _count("published"), 90),
-    Column("used", lambda r: share_of_ring(r, "lag_frames"), 85),
-    Column("peak", lambda r: share_of_ring(r, "high_water"), 75),
-    Column("full", lambda r: figures.exact(r["full_events"]), 80),
-    Column("waited", lambda r: figures.duration(r["full_ns"]), 70),
+    Column("in use", lambda r: figures.percent(r["used"]), 85),
+    Column("most in use", lambda r: figures.percent(r["peak"]), 75),
+    Column("full", full, 84),
+    Column("slowest reader", slowest, 80, left=True, rare=True),
     Column("arena", lambda r: figures.format_size(r["arena_bytes"]), 60),
-    Column("frames", _count("frames"), 40),
+    Column("frames", _frames, 40, rare=True),
     Column("bytes", lambda r: figures.magnitude(r["bytes"], "B"), 50),
 )
 _CONSUMER = (
@@ -298,24 +440,26 @@ _STATISTICS = {
     "max_ns": 97,
 }
 _BAD = ("lost", "error")
+_MEANS = ("packets_per_second", "bytes_per_second")  # from the first to the last packet
 _PERCENTILE = re.compile(r"p(\d\d)(\d*)")
 
 
-def result(name: str, found: Object) -> Iterator[RenderableType]:
+def result(name: str, found: Object, as_of: str = "") -> Iterator[RenderableType]:
     """Any handler's report, by its shape; units are taken from the names' endings.
 
     Objects of numbers become the rows of one table, `sizes` the most frequent sizes, and all
-    other values a line of `name value`.
+    other values a line of `name value`. as_of: to be said beside it.
     """
     rows = {key: value for key, value in found.items() if _is_row(key, value)}
     if rows:
-        yield _table_of(name, rows)
+        yield _table_of(name, rows, as_of)
     pieces = list(_pieces({key: value for key, value in found.items() if key not in rows}))
     if pieces:
-        yield Flow(Text(" " if rows else printable(name), "bold"), pieces)
+        head = Text(" " if rows else printable(name), "bold")
+        yield Flow(head, pieces if rows or not as_of else [*pieces, Text(as_of, "dim")])
 
 
-def digest(found: Object) -> list[Text]:
+def digest(found: Object, as_of: str = "") -> list[Text]:
     """The same in a few words, for a plain line."""
     rows = {key: value for key, value in found.items() if _is_row(key, value)}
     pieces = list(_pieces({key: value for key, value in found.items() if key not in rows}))
@@ -324,7 +468,7 @@ def digest(found: Object) -> list[Text]:
             continue
         told = [k for k in ("p50_ns", "p99_ns") if k in row] or list(row)[:3]
         pieces.append(Text(" ".join([words(key), *(f"{label(k)} {value(k, row[k])}" for k in told)])))
-    return pieces
+    return [*pieces, Text(as_of, "dim")] if as_of else pieces
 
 
 def _is_row(key: str, found: Any) -> bool:
@@ -336,7 +480,7 @@ def _is_scalar(found: Any) -> bool:
     return found is None or isinstance(found, bool | int | float | str)
 
 
-def _table_of(name: str, rows: Mapping[str, Object]) -> Fitted:
+def _table_of(name: str, rows: Mapping[str, Object], as_of: str) -> Fitted:
     found = list(dict.fromkeys(key for row in rows.values() for key in row))
     keys = [key for key in _STATISTICS if key in found] + [key for key in found if key not in _STATISTICS]
     columns = [Column(name, lambda row: words(row["row of"]), 100, left=True)]
@@ -344,6 +488,8 @@ def _table_of(name: str, rows: Mapping[str, Object]) -> Fitted:
         weight = _STATISTICS.get(key, 80 - i)
         rare = key == "negative" or any(key not in row for row in rows.values())
         columns.append(Column(label(key), _value_of(key), weight, rare=rare))
+    if as_of:
+        columns.append(Column(as_of, lambda row: "", 94))  # nothing but its head
     return Fitted(columns, [{**row, "row of": key} for key, row in rows.items()])
 
 
@@ -360,7 +506,7 @@ def _pieces(found: Object) -> Iterator[Text]:
         if key == "sizes":
             yield from _sizes(content)
         else:
-            style = "bold red" if content and key in _BAD else "" if content else "dim"
+            style = _GRAVE if content and key in _BAD else "" if content else "dim"
             yield Text.assemble((f"{label(key)} ", "dim"), (value(key, content), style))
 
 
@@ -376,8 +522,10 @@ def _sizes(found: Any) -> Iterator[Text]:
 
 
 def label(key: str) -> str:
-    """`p999_ns` → p99.9, `packets_per_second` → packets."""
-    key = key.removesuffix("_ns").removesuffix("_per_second")
+    """`p999_ns` → p99.9, `quotes_per_second` → quotes/s, and of `rate` mean packets/s."""
+    if key.endswith("_per_second"):
+        return f"{'mean ' if key in _MEANS else ''}{words(key.removesuffix('_per_second'))}/s"
+    key = key.removesuffix("_ns")
     percentile = _PERCENTILE.fullmatch(key)
     if percentile:
         return f"p{percentile[1]}" + (f".{percentile[2]}" if percentile[2] else "")
@@ -385,14 +533,14 @@ def label(key: str) -> str:
 
 
 def value(key: str, content: Any) -> str:
-    """A value with the unit that its key ends in."""
+    """A value with the unit that its key ends in, unless its label says it."""
     number = isinstance(content, int | float) and not isinstance(content, bool)
     if content is None:
         return figures.UNKNOWN
     if number and key.endswith("_ns"):
         return figures.duration(content)
     if number and key.endswith("_per_second"):
-        return figures.magnitude(content, "B/s" if key.startswith("bytes") else "/s")
+        return figures.magnitude(content)
     if number and (key == "bytes" or key.endswith("_bytes")):
         return figures.magnitude(content, "B")
     if number and isinstance(content, int):
@@ -407,25 +555,30 @@ def value(key: str, content: Any) -> str:
 # ── the ledger ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def ledger(book: Object) -> RenderableType:
+def ledger(view: Object) -> RenderableType:
     """Where every packet went: two accounts, each of which must come out even."""
-    return Group(Text("ledger", "bold"), _accounts(book))
+    return Group(Text("ledger", "bold"), _accounts(view))
 
 
-def _accounts(book: Object) -> Table:
+def _accounts(view: Object) -> Table:
+    book = view["ledger"]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
     for sign, key in _ACCOUNTS:
-        count = book.get(key)
+        count = book[key]
+        if key == "of_others" and not count:
+            continue
         remark = _remark(book, key)
         style = _ledger_style(key, bool(count or remark))
         line = Text(_COUNTERS[key].label + remark, style)
         table.add_row(Text(sign, "dim"), Text(figures.exact(count), style), line)
         if key == "residual":
-            line.append(*_verdict(book))
+            line.append(*_verdict(view))
             table.add_row()
+        if key == "published":
+            line.append(*_sum_of_received(book))
     return table
 
 
@@ -436,6 +589,7 @@ _ACCOUNTS = (
     ("−", "softnet_dropped"),
     ("−", "socket_dropped"),
     ("−", "other_errors"),
+    ("+", "of_others"),
     ("−", "lost_in_flight"),
     ("−", "after_stop"),
     ("−", "received"),
@@ -451,22 +605,39 @@ def _ledger_style(key: str, something: bool) -> str:
     if key in ("sent", "received", "published"):
         return "bold"
     if key == "residual":
-        return "bold red" if something else ""
+        return _GRAVE if something else ""
     return "yellow" if something else "dim"
 
 
 def _remark(book: Object, key: str) -> str:
     """What the bare count does not say: that other traffic is in it, that it is known in frames only."""
-    frames = book.get(f"{key}_frames")
-    if book[key] is None and frames is not None:
-        return f": {figures.exact(frames)} frames"
-    return "" if _COUNTERS[key].ours or not book[key] else " (of all traffic)"
+    count, unit = _packets_or_frames(book, key)
+    if unit:
+        return f": {figures.exact(count)}{unit}"
+    shared = key in _SHARED and count
+    return " (of all traffic)" if shared else ""
 
 
-def _verdict(book: Object) -> tuple[str, str]:
+def _verdict(view: Object) -> tuple[str, str]:
+    book, sender = view["ledger"], view["sender"]
     frames = ", in frames" if book["exact"] is False else ""
-    if book["balanced"] is None:
-        return "  sent is not known: name its sender with --sender", "dim"
     if book["balanced"]:
         return f"  balanced{frames}", "bold green"
-    return f"  not balanced{frames}", "bold red"
+    if book["balanced"] is not None:
+        return f"  not balanced{frames}", _GRAVE
+    if sender is None:
+        return "  sent is not known: name its sender with --sender", "dim"
+    name = printable(sender["name"])
+    return {
+        "absent": (f"  no sender {name!r} came: start rxring send --name {name}", "yellow"),
+        "sends": (f"  sender {name!r} still sends: end it before the run", "yellow"),
+        "died": (f"  sender {name!r} died: how much it sent is not known", "yellow"),
+    }[sender["state"]]
+
+
+def _sum_of_received(book: Object) -> tuple[str, str]:
+    """What holds or not without a known sender, too; each consumer's account is part of it."""
+    if not book["adds_up"]:
+        return "  what was received does not add up", _GRAVE
+    known = book["balanced"] is not None
+    return ("", "") if known else ("  what was received adds up", "bold green")

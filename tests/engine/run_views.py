@@ -53,7 +53,8 @@ def receiver(**changes: Any) -> View:
 
 def ring(**changes: Any) -> View:
     return {
-        "name": "rx5000-0",
+        "name": "rx5000",
+        "number": 0,
         "published": 2_400_000,
         "full_events": 0,
         "full_ns": 0,
@@ -61,6 +62,10 @@ def ring(**changes: Any) -> View:
         "frames": 2_400_000,
         "high_water": 1_311,
         "lag_frames": 12,
+        "lag_bytes": 1_536,
+        "used": 12 / 262_143,
+        "peak": 1_311 / 262_143,
+        "slowest": "latency",
         "capacity_frames": 262_143,
         "arena_bytes": 32 << 20,
         "stride": 128,
@@ -84,6 +89,7 @@ def consumer(name: str, result: View | None, **changes: Any) -> View:
         "restarts": 0,
         "since_packet": 0,
         "result": result,
+        "result_at": 2_399_988,
         **changes,
     }
 
@@ -128,6 +134,7 @@ def ledger(consumers: list[View], **changes: Any) -> View:
         "socket_dropped": 0,
         "socket_dropped_frames": 0,
         "other_errors": 0,
+        "of_others": 0,
         "lost_in_flight": 0,
         "after_stop": 0,
         "received": 2_400_000,
@@ -136,6 +143,7 @@ def ledger(consumers: list[View], **changes: Any) -> View:
         "consumers": {c["name"]: {key: c[key] for key in counts} for c in consumers},
         "residual": 0,
         "balanced": True,
+        "adds_up": True,
         "exact": True,
         **changes,
     }
@@ -158,14 +166,20 @@ def ready(**changes: Any) -> View:
 
 
 def calm(kind: str = "summary", seconds: float = 12.0) -> View:
-    """Nothing wrong anywhere."""
-    consumers = [consumer("latency", latency()), consumer("rate", RATE), consumer("gaps", GAPS)]
+    """Nothing wrong anywhere; before the end, packets are under way."""
+    at_the_end = {"delivered": 2_400_000, "unread": 0, "result_at": 2_400_000}
+    under_way = {"result_at": 2_391_004}
+    consumers = [
+        consumer(name, result, **(at_the_end if kind == "summary" else under_way))
+        for name, result in (("latency", latency()), ("rate", RATE), ("gaps", GAPS))
+    ]
     return {
         "type": kind,
         "seconds": seconds,
         "receivers": [receiver()],
         "rings": [ring()],
         "consumers": consumers,
+        "sender": {"name": "source", "state": "done"},
         "ledger": ledger(consumers),
     }
 
@@ -188,6 +202,7 @@ def troubled(kind: str = "summary", seconds: float = 86_512.0) -> View:
         ),
         consumer("gaps", {**GAPS, "lost": 1_973}),
         consumer("dump", None, handler="dump=/tmp/out.ts", cpus=None),
+        consumer("broken", {"error": "its report failed: KeyError: 'bid'"}),
     ]
     return {
         "type": kind,
@@ -209,8 +224,20 @@ def troubled(kind: str = "summary", seconds: float = 86_512.0) -> View:
                 cpus=None,
             )
         ],
-        "rings": [ring(published=131_072_345_663, full_events=31_337, full_ns=4_712_345_678)],
+        "rings": [
+            ring(
+                published=131_072_345_663,
+                full_events=31_337,
+                full_ns=4_712_345_678,
+                lag_frames=261_902,
+                used=0.9991,
+                peak=1.0,
+                slowest="gaps",
+                frames=4_712_345_678,
+            )
+        ],
         "consumers": consumers,
+        "sender": {"name": "source", "state": "done"},
         "ledger": ledger(
             consumers,
             sent=131_072_472_001,
@@ -219,6 +246,7 @@ def troubled(kind: str = "summary", seconds: float = 86_512.0) -> View:
             socket_dropped_frames=1_973,
             softnet_dropped=7,
             other_errors=1,
+            of_others=1,
             lost_in_flight=64,
             received=131_072_345_678,
             after_stop=11,
@@ -231,9 +259,11 @@ def troubled(kind: str = "summary", seconds: float = 86_512.0) -> View:
     }
 
 
-def unknown_sender(kind: str = "summary") -> View:
+def unknown_sender(kind: str = "summary", sender: View | None = None) -> View:
+    """sender: None, or one that is not done."""
     view = calm(kind)
-    view["ledger"] |= {"sent": None, "residual": None, "balanced": None}
+    view["sender"] = sender
+    view["ledger"] |= {"sent": None, "of_others": None, "residual": None, "balanced": None}
     view["consumers"] = view["consumers"][:1]
     view["ledger"]["consumers"].pop("gaps")
     view["ledger"]["consumers"].pop("rate")

@@ -19,18 +19,23 @@ from engine import screen
 
 Draw = Callable[[str, views.View], RenderableType]
 CASES = [
-    (screen.interval, views.calm("interval")),
+    (screen.Display, views.calm("interval")),
     (screen.summary, views.calm()),
-    (screen.interval, views.troubled("interval")),
+    (screen.Display, views.troubled("interval")),
     (screen.summary, views.troubled()),
     (screen.summary, views.unknown_sender()),
+    (screen.summary, views.unknown_sender(sender={"name": "source", "state": "absent"})),
 ]
 
 
-def drawn(what: RenderableType, width: int, *, colour: bool = False) -> str:
-    # So wide that nothing is cut or folded by the console itself: a line that is too long shows.
+def drawn(what: RenderableType, width: int, height: int = 100, *, colour: bool = False) -> str:
+    # Nothing is cut or folded by the console itself: a line that is too long shows.
     console = Console(
-        file=io.StringIO(), width=width, force_terminal=colour, color_system="standard" if colour else None
+        file=io.StringIO(),
+        width=width,
+        height=height,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
     )
     with console.capture() as captured:
         console.print(what, crop=False, overflow="ignore", no_wrap=True)
@@ -54,33 +59,33 @@ def test_drops_and_losses_are_never_left_out(width: int) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_nothing_is_cut_while_names_are_short(width: int) -> None:
-    for draw in (screen.interval, screen.summary):
+    for draw in (screen.Display, screen.summary):
         assert "…" not in drawn(draw("rx5000", views.calm()), width)
 
 
 def test_long_names_are_cut_before_counts_are_left_out() -> None:
-    text = drawn(screen.interval("rx5000", views.troubled("interval")), 60)
+    text = drawn(screen.Display("rx5000", views.troubled("interval")), 60)
     assert re.search(r"a_name_of_32_bytes\S*…\s+2,399,988\s+681,629", text)
 
 
 def test_more_width_shows_more() -> None:
-    narrow, wide = (drawn(screen.interval("rx5000", views.calm()), width) for width in (60, 160))
-    for head in ("listen", "CPU/packet", "rcvbuf", "stddev"):
+    narrow, wide = (drawn(screen.Display("rx5000", views.calm()), width) for width in (60, 160))
+    for head in ("CPU/packet", "rcvbuf", "most in use", "stddev"):
         assert head in wide
         assert head not in narrow
 
 
 def test_what_never_happened_takes_no_column() -> None:
     text = drawn(screen.summary("rx5000", views.calm()), 250)
-    for head in ("restarts", "negative", "saturated", "refused or failed"):
+    for head in ("restarts", "negative", "saturated", "refused or failed", "frames", "of others", "listen"):
         assert head not in text
     text = drawn(screen.summary("rx5000", views.troubled()), 250)
-    for head in ("restarts", "lost in flight", "refused or failed"):
+    for head in ("restarts", "lost in flight", "refused or failed", "frames", "of others"):
         assert head in text
 
 
 def test_the_ledger_is_an_account() -> None:
-    assert drawn(screen.ledger(views.calm()["ledger"]), 80).splitlines() == [
+    assert drawn(screen.ledger(views.calm()), 80).splitlines() == [
         line.ljust(len("  2,400,000 residual  balanced")) if i else line
         for i, line in enumerate(
             [
@@ -103,35 +108,196 @@ def test_the_ledger_is_an_account() -> None:
     ]
 
 
+UNKNOWN: dict[str, Any] = {"sent": None, "of_others": None, "residual": None, "balanced": None}
+
+
+def with_ledger(sender: dict[str, str] | None, **changes: Any) -> views.View:
+    view = views.calm()
+    return view | {"sender": sender, "ledger": view["ledger"] | changes}
+
+
 @pytest.mark.parametrize(
-    ("changes", "style", "word"),
+    ("sender", "changes", "style", "words"),
     [
-        ({}, "1;32", "balanced"),
-        ({"residual": 7, "balanced": False}, "1;31", "not balanced"),
-        ({"residual": 0, "balanced": False}, "1;31", "not balanced"),
-        ({"sent": None, "residual": None, "balanced": None}, "2", "sent is not known"),
+        ("done", {}, "1;32", "balanced"),
+        ("done", {"residual": 7, "balanced": False}, "1;31", "not balanced"),
+        ("done", {"residual": 0, "balanced": False, "adds_up": False}, "1;31", "not balanced"),
+        (None, UNKNOWN, "2", "sent is not known: name its sender with --sender"),
+        ("absent", UNKNOWN, "33", "no sender 'source' came: start rxring send --name source"),
+        ("sends", UNKNOWN, "33", "sender 'source' still sends: end it before the run"),
+        ("died", UNKNOWN, "33", "sender 'source' died: how much it sent is not known"),
+        (None, UNKNOWN, "1;32", "what was received adds up"),
+        (None, UNKNOWN | {"adds_up": False}, "1;31", "what was received does not add up"),
     ],
 )
-def test_the_verdict_has_its_colour(changes: dict[str, Any], style: str, word: str) -> None:
-    text = drawn(screen.ledger(views.ledger([], **changes)), 80, colour=True)
-    assert re.search(rf"\x1b\[{style}m\s*{word}", text)
+def test_the_verdict_says_why_and_has_its_colour(
+    sender: str | None, changes: dict[str, Any], style: str, words: str
+) -> None:
+    view = with_ledger(sender and {"name": "source", "state": sender}, **changes)
+    text = drawn(screen.ledger(view), 100, colour=True)
+    assert re.search(rf"\x1b\[{style}m\s*{words}", text)
     assert bool(re.search(r"\x1b\[1;31m\s*7", text)) == (changes.get("residual") == 7)
 
 
+def test_what_others_lost_is_taken_back() -> None:
+    text = drawn(screen.ledger(with_ledger(None, softnet_dropped=9, of_others=9)), 80)
+    assert re.search(r"\+ +9 of others\s*\n", text)
+    assert re.search(r"− +9 softnet dropped \(of all traffic\)", text)
+
+
+# ── the first line ───────────────────────────────────────────────────────────────────────────────────
+
+
+def loss(view: views.View, width: int = 500) -> str:
+    return drawn(screen.loss(view), width).strip()
+
+
+def test_losses_come_first_each_with_its_layer() -> None:
+    for draw, kind in ((screen.Display, "interval"), (screen.summary, "summary")):
+        second, third, *_ = drawn(draw("rx5000", views.calm(kind)), 100).splitlines()[1:]
+        assert (second.strip(), third.strip()) == ("nothing lost", "")
+    assert loss(views.troubled("interval")) == (
+        "lost: 1,973 socket frames · 7 softnet or UDP errors · 64 in flight · -44 residual · 15 refused"
+        " · 681,629 skipped by a_name_of_32_bytes_at_the_most.1 · 1,973 missing, says gaps"
+        " · 11 after the stop"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "nothing lost"),
+        ({"socket_dropped": 20_250, "socket_dropped_frames": 20_250}, "lost: 20,250 socket"),
+        ({"softnet_dropped": 9, "of_others": 9}, "nothing lost"),
+        ({"softnet_dropped": 9, "of_others": 2}, "lost: 7 softnet"),
+        ({"softnet_dropped": 9, "of_others": None}, "lost: 9 softnet, of all traffic"),
+        ({"nic_dropped": 1, "other_errors": 2}, "lost: 3 NIC or UDP errors"),
+        ({"residual": 3}, "lost: 3 residual"),
+        ({"adds_up": False}, "lost: what was received does not add up"),
+        ({"after_stop": 11}, "nothing lost · 11 after the stop"),
+        ({"after_stop": None, "after_stop_frames": 2}, "nothing lost · 2 frames after the stop"),
+    ],
+)
+def test_what_counts_as_lost(changes: dict[str, Any], told: str) -> None:
+    assert loss(with_ledger(None, **changes)) == told
+
+
+def test_what_a_consumer_did_not_read_is_lost_only_at_the_end() -> None:
+    for kind, told in (("interval", "nothing lost"), ("summary", "lost: 12 unread by dump")):
+        assert loss(views.calm(kind) | {"consumers": [views.consumer("dump", None)]}) == told
+
+
+def test_the_loss_has_the_colour_of_the_gravest() -> None:
+    def colour(**changes: Any) -> str:
+        return drawn(screen.loss(with_ledger(None, **changes)), 80, colour=True)[:7]
+
+    assert colour() == "\x1b[1;32m"
+    assert colour(refused=3) == "\x1b[1;33m"
+    assert colour(refused=3, lost_in_flight=1) == "\x1b[1;31m"
+
+
+@pytest.mark.parametrize(
+    ("listen", "width", "shown"),
+    [
+        (["udp://10.0.0.1:5000"], 60, " udp://10.0.0.1:5000 "),
+        (["udp://10.0.0.1:5000"], 40, " …://10.0.0.1:5000 "),
+        (["udp://10.0.0.1:5000", "udp://10.0.0.2:5001"], 80, " udp://10.0.0.1:5000, udp://10.0.0.2:5001 "),
+        (["udp://10.0.0.1:5000", "udp://10.0.0.2:5001"], 60, " udp://10.0.0.1:5000 and 1 more "),
+        (["udp://10.0.0.1:5000", "udp://10.0.0.2:5001"], 40, " …://10.0.0.1:5000 "),
+    ],
+)
+def test_the_title_says_where_it_listens(listen: list[str], width: int, shown: str) -> None:
+    assert shown in drawn(screen.Title("quotes", listen, "12.0 s"), width)
+
+
+def test_a_long_name_leaves_room_for_the_port() -> None:
+    text = drawn(screen.Title("n" * 32, ["udp://127.0.0.1:54321"], "12.0 s"), 40)
+    assert re.search(r"n… +….*:54321  12.0 s$", text.rstrip())
+
+
+# ── low terminals ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 20), (80, 24), (100, 30), (120, 40), (160, 50)])
+@pytest.mark.parametrize("view", [views.calm("interval"), views.troubled("interval")])
+def test_no_loss_is_ever_cut(width: int, height: int, view: views.View) -> None:
+    lines = drawn(screen.Display("rx5000", view), width, height).splitlines()
+    assert len(lines) <= height
+    text = "\n".join(lines)
+    lost = drawn(screen.loss(view), width).splitlines()
+    assert [line.rstrip() for line in lines[1 : 1 + len(lost)]] == [line.rstrip() for line in lost]
+    for part in ("receivers", "rings", "consumers"):
+        for row in view[part]:
+            assert f"\n{row['name'][:15]}" in text
+
+
+def test_results_get_short_before_they_are_left_out() -> None:
+    display = screen.Display("rx5000", views.calm("interval"))
+    tall, middle, low = (drawn(display, 80, height) for height in (40, 24, 15))
+    assert "stddev" not in middle
+    assert "p99.9" in tall
+    assert "p99.9" not in middle
+    for text in (tall, middle):
+        assert "untracked 0" in text
+        assert "more lines" not in text
+    assert len(low.splitlines()) == 15
+    assert low.splitlines()[-1].rstrip() == "… (4 more lines: a taller terminal, or --plain)"
+
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_rings_and_urls_are_told_apart_where_there_are_several() -> None:
+    view = views.calm("interval")
+    view["receivers"] += [views.receiver(name="rx1", listen="udp://127.0.0.1:5001")]
+    view["rings"] += [views.ring(number=1)]
+    text = drawn(screen.Display("rx5000", view), 200)
+    assert "rx5000 0" in text
+    assert "rx5000 1" in text
+    assert text.count("udp://127.0.0.1:5001") == 2
+
+
+def test_a_full_ring_says_who_is_slow() -> None:
+    text = drawn(screen.Display("rx5000", views.troubled("interval")), 100)
+    assert re.search(r"99.9 % +100 % +31,337 times, for 4.71 s +gaps", text)
+    calm = drawn(screen.Display("rx5000", views.calm() | {"rings": [views.ring(lag_frames=0)]}), 100)
+    assert "never" in calm
+    assert "slowest" not in calm
+
+
+def test_a_result_behind_its_account_says_as_of_when() -> None:
+    text = drawn(screen.Display("rx5000", views.calm("interval")), 120)
+    assert text.count("as of 2,391,004") == 3
+    assert "as of" not in drawn(screen.summary("rx5000", views.calm()), 120)
+
+
+def test_rates_of_a_run_are_means() -> None:
+    text = drawn(screen.summary("rx5000", views.calm()), 120)
+    assert "mean packets/s  mean payload" in text
+    assert "mean packets/s 200 k  mean bytes/s 20.0 M  packets 2,399,988  bytes 240 MB" in text
+    assert "mean payload" not in drawn(screen.Display("rx5000", views.calm("interval")), 120)
+
+
+@pytest.mark.parametrize("found", [[1, 2], "text", 7])
+def test_a_result_may_be_any_json(found: Any) -> None:
+    view = views.calm() | {"consumers": [views.consumer("mine", found)]}
+    assert f"mine  result {found}" in drawn(screen.Display("rx5000", view), 80)
+
+
 def test_what_counts_all_traffic_says_so() -> None:
-    text = drawn(screen.ledger(views.troubled()["ledger"]), 80)
+    text = drawn(screen.ledger(views.troubled()), 80)
     assert "7 softnet dropped (of all traffic)" in text
     assert re.search(r"64 lost in flight\s*\n", text)
 
 
 def test_a_short_receive_buffer_shows_what_was_asked() -> None:
-    assert "416KiB of 8MiB" in drawn(screen.interval("rx5000", views.troubled("interval")), 160)
+    assert "416KiB of 8MiB" in drawn(screen.Display("rx5000", views.troubled("interval")), 160)
 
 
 def test_results_are_shown_by_the_endings_of_their_names() -> None:
     found = {"took_ns": 1500, "seen_per_second": 2e6, "bytes": 12, "of": 1234567, "ok": False, "why": None}
     assert drawn(screen.Flow(Text("x"), screen.digest(found)), 200).strip() == (
-        "x  took 1.50 µs  seen 2.00 M/s  bytes 12 B  of 1,234,567  ok no  why –"
+        "x  took 1.50 µs  seen/s 2.00 M  bytes 12 B  of 1,234,567  ok no  why –"
     )
 
 
@@ -170,6 +336,6 @@ def test_any_result_can_be_shown(found: dict[str, Any], width: int) -> None:
 
 
 def test_no_escape_sequence_of_a_handler_reaches_the_terminal() -> None:
-    text = drawn(screen.interval("rx\x1b[2J", views.troubled("interval")), 120)
+    text = drawn(screen.Display("rx\x1b[2J", views.troubled("interval")), 120)
     assert "ÄBC?[2J" in text
     assert "\x1b" not in text
