@@ -26,19 +26,23 @@ from rings.wait import wait
 SLICE, DRAINED = 0, 1  # why `consume` came back; anything else: the handler's code
 _SLICE_NS = 50_000_000
 _PUBLISH_NS = 200_000_000  # how often the handler's state goes to the status segment
+_FIRST_FRAMES = 64
+_LONG_NS = 10_000_000  # a batch that took longer was too large: its frames are held all that time
 
 
 @jit
-def consume(reader_state, on_batch, handler_state, strategy, deadline_ns):  # type: ignore[no-untyped-def]
+def consume(reader_state, on_batch, handler_state, strategy, pace, deadline_ns):  # type: ignore[no-untyped-def]
     """Hand batches to `on_batch` until CLOCK_MONOTONIC `deadline_ns` (SLICE) or the end (DRAINED).
 
     A batch is released after it was handled; a handler that answers another code than 0 ends the loop
-    with it, its batch not released.
+    with it, its batch not released. pace: i8 (1,), the most frames of a batch; it follows how long the
+    handler takes, so that a slow one, too, releases and looks at the clock often.
     """
     r = reader_state[0]
+    before_ns = monotonic_ns()
     while True:
         closed = is_closed(r)
-        count = poll(r, r.max_frames)
+        count = poll(r, pace[0])
         if count > 0:
             code = on_batch(handler_state, r.batch_descriptors, count, r.batch_arena)
             if code != 0:
@@ -48,8 +52,14 @@ def consume(reader_state, on_batch, handler_state, strategy, deadline_ns):  # ty
             return DRAINED
         else:
             wait(r, strategy, deadline_ns)
-        if monotonic_ns() >= deadline_ns:
+        now_ns = monotonic_ns()
+        if count > 0 and now_ns - before_ns > _LONG_NS:
+            pace[0] = max(count * _LONG_NS // (2 * (now_ns - before_ns)), 1)
+        elif count == pace[0]:
+            pace[0] = min(2 * count, r.max_frames)
+        if now_ns >= deadline_ns:
             return SLICE
+        before_ns = now_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ class Consumer:
     @classmethod
     def compile(cls, spec: ConsumerSpec, handler: Handler, stamp: StampName) -> Consumer:
         on_batch = compiled(handler)
-        compile_for(consume, np.zeros(1, READER_STATE), on_batch, 0, 0, 0)
+        compile_for(consume, np.zeros(1, READER_STATE), on_batch, 0, 0, np.zeros(1, np.int64), 0)
         return cls(spec, handler, on_batch, stamp)
 
     @property
@@ -82,10 +92,12 @@ class Consumer:
         self.handler.start(state[0], options)
         facts = {"since_packet": int(reader.record[0]["packets"])}
         worker.ready(facts, _bytes(state))
+        pace = np.full(1, _FIRST_FRAMES)
         published_ns = 0
         while True:
             deadline_ns = int(monotonic_ns()) + _SLICE_NS
-            why = consume(reader.record, self.on_batch, state.ctypes.data, reader.strategy, deadline_ns)
+            why = consume(reader.record, self.on_batch, state.ctypes.data, reader.strategy, pace, deadline_ns)
+            facts["handled"] = int(reader.record[0]["delivered"])
             if why == DRAINED or (why == SLICE and _is_deserted(worker, ring, reader)):
                 break
             if why != SLICE:
@@ -95,7 +107,7 @@ class Consumer:
                 worker.publish(facts, _bytes(state))
                 published_ns = deadline_ns
         self.handler.finish(state[0])
-        worker.publish(facts, _bytes(state))
+        worker.publish(facts | {"done": True}, _bytes(state))  # nothing is left to do again
         reader.close()
         ring.forget()
 

@@ -1,6 +1,6 @@
 """Every packet accounted for: the counters of every layer, and whether they balance.
 
-    sent     = nic_dropped + softnet_dropped + socket_dropped + other_errors
+    sent     = nic_dropped + softnet_dropped + socket_dropped + other_errors − of_others
                + lost_in_flight + after_stop + received + residual
     received = refused + published
     published − joined = delivered + skipped + passed + unread, for each consumer
@@ -9,8 +9,10 @@ With GRO the kernel counts what a socket drops in frames, and nobody knows how m
 there are such drops, `exact` is False and the first line is in frames: of the sender's messages (GSO).
 
 `received` is counted where the calls return, `published` where readers see it, `delivered` by each
-reader: none is worked out from another. Softnet and UDP counters belong to the whole network namespace:
-they are the change over the run, and other traffic of the machine is in them.
+reader: none is worked out from another. NIC, softnet and UDP counters belong to the whole network namespace:
+they are the change over the run, and other traffic of the machine is in them. So they can explain no more
+than what is missing; what they counted beyond that is `of_others`. Loss of ours beside as much of others is
+told from it by nobody.
 """
 
 from __future__ import annotations
@@ -48,6 +50,13 @@ COUNTERS = (
         "other UDP errors",
         "packets",
         "Dropped by UDP for another reason (checksum …).",
+        ours=False,
+    ),
+    Counter(
+        "of_others",
+        "of others",
+        "packets",
+        "Of the shared counts above, what is not missing here.",
         ours=False,
     ),
     Counter("lost_in_flight", "lost in flight", "packets", "Taken by a call whose receiver was killed."),
@@ -129,15 +138,18 @@ def balance(
     that counts.
     """
     other_errors = other_udp_errors(namespace, socket_dropped_frames)
-    outside = (nic_dropped or 0) + namespace.softnet_dropped + other_errors
+    shared = (nic_dropped or 0) + namespace.softnet_dropped + other_errors
     if socket_dropped is None or after_stop is None:
         exact, total = False, sent_frames
-        below = outside + socket_dropped_frames + after_stop_frames + frames
+        ours = socket_dropped_frames + after_stop_frames + frames
     else:
         exact, total = True, sent
-        below = outside + socket_dropped + after_stop + lost_in_flight + received
-    residual = None if total is None else total - below
-    rings_balance = received == refused + published and all(
+        ours = socket_dropped + after_stop + lost_in_flight + received
+    of_others = residual = None
+    if total is not None:
+        of_others = shared - min(max(total - ours, 0), shared)
+        residual = total - ours - (shared - of_others)
+    adds_up = received == refused + published and all(
         published - c["joined"] == c["delivered"] + c["skipped"] + c["passed"] + c["unread"]
         for c in consumers.values()
     )
@@ -148,6 +160,7 @@ def balance(
         "socket_dropped": socket_dropped,
         "socket_dropped_frames": socket_dropped_frames,
         "other_errors": other_errors,
+        "of_others": of_others,
         "lost_in_flight": lost_in_flight,
         "after_stop": after_stop,
         "after_stop_frames": after_stop_frames,
@@ -159,6 +172,7 @@ def balance(
             for name, c in consumers.items()
         },
         "residual": residual,
-        "balanced": None if residual is None else residual == 0 and rings_balance,
+        "balanced": None if residual is None else residual == 0 and adds_up,
+        "adds_up": adds_up,
         "exact": exact,
     }

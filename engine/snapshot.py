@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from engine.consumer import Consumer
-from engine.errors import Failed
-from engine.known_sender import Sent
+from engine.known_sender import KnownSender
 from engine.ledger import NamespaceCounters, balance
 from engine.net.receiver import ERROR_NAMES, REFUSED
 from engine.net.sockets import DropCount, ReceiveBuffer
@@ -33,6 +33,7 @@ class ReceiverPart:
     discarded_after_stop: tuple[int, int] = (0, 0)  # frames, packets
     discarded_ring_full: tuple[int, int] = (0, 0)
     restarts: int = 0
+    peak: float = 0.0  # the fullest that the ring was seen
 
     def counts(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Its object in the report, but for the rates."""
@@ -72,19 +73,30 @@ class ReceiverPart:
         return None if self.gro and dropped_frames else dropped_frames
 
     def ring_object(self) -> dict[str, Any]:
-        c = self.ring.counters
-        used = max((reader.lag for reader in self.ring.readers() if reader.state != "left"), default=0)
+        c, geometry = self.ring.counters, self.ring.geometry
+        held = [reader for reader in self.ring.readers() if reader.holds]
+        slowest = max(held, key=lambda reader: reader.lag, default=None)
+        frames, size = self.ring.behind(slowest.cursor) if slowest else (0, 0)
+        capacity = geometry.frames - 1
+        used = max(frames / capacity, size / geometry.arena_bytes)
+        high_water = max(int(c["high_water"]), frames)
+        self.peak = 1.0 if c["full_events"] else max(self.peak, used, high_water / capacity)
         return {
-            "name": f"{self.ring.name}-{self.ring.number}",
+            "name": self.ring.name,
+            "number": self.ring.number,
             "published": self.ring.published()[1],
             "full_events": int(c["full_events"]),
             "full_ns": int(c["full_ns"]),
             "bytes": int(c["bytes"]),
             "frames": int(c["published"]),
-            "high_water": max(int(c["high_water"]), used),
-            "lag_frames": used,
-            "capacity_frames": self.ring.geometry.frames - 1,
-            "arena_bytes": self.ring.geometry.arena_bytes,
+            "high_water": high_water,
+            "slowest": slowest.name if slowest and frames else None,
+            "lag_frames": frames,
+            "lag_bytes": size,
+            "used": used,
+            "peak": self.peak,
+            "capacity_frames": capacity,
+            "arena_bytes": geometry.arena_bytes,
             "stride": int(c["stride"]),
         }
 
@@ -98,7 +110,7 @@ class ConsumerPart:
     record: int  # its record in the status segment
     alive: bool = True  # or ended in order
     restarts: int = 0
-    last: dict[str, Any] = field(default_factory=dict)
+    report_error: str = ""  # why its handler's report failed
 
     def counts(self, reader: ReaderInfo | None, facts: dict[str, Any], state: bytes) -> dict[str, Any]:
         spec, handler = self.consumer.spec, self.consumer.handler
@@ -106,13 +118,13 @@ class ConsumerPart:
         if len(state) == self.consumer.state_bytes:
             try:
                 result = handler.report(np.frombuffer(bytearray(state), handler.dtype)[0])
-            except Exception as error:  # the user's own code
-                raise Failed(
-                    f"consumer {self.name}: its report failed: {type(error).__name__}: {error}"
-                ) from None
+            except (Exception, SystemExit) as error:  # the user's own code: the others' results stand
+                self.report_error = f"its report failed: {type(error).__name__}: {error}"
+                result = {"error": self.report_error}
+        argument = "" if spec.argument is None else f"={os.fsencode(spec.argument).decode(errors='replace')}"
         return {
             "name": self.name,
-            "handler": spec.handler if spec.argument is None else f"{spec.handler}={spec.argument}",
+            "handler": f"{spec.handler}{argument}",
             "cpus": facts.get("cpus"),
             "policy": spec.policy,
             "wait": spec.wait,
@@ -125,6 +137,7 @@ class ConsumerPart:
             "restarts": self.restarts,
             "since_packet": facts.get("since_packet", 0),
             "result": result,
+            "result_at": facts.get("handled", 0),
         }
 
 
@@ -152,7 +165,7 @@ def snapshot(
     consumers: list[ConsumerPart],
     status: Status,
     *,
-    sent: Sent | None,
+    sender: KnownSender | None,
     namespace: NamespaceCounters,
     previous: dict[str, Any] | None,
 ) -> dict[str, Any]:
@@ -172,6 +185,7 @@ def snapshot(
         views.append(view)
     readers = {reader.name: reader for part in receivers for reader in part.ring.readers()}
     consumer_views = [part.counts(readers.get(part.name), *status.read(part.record)) for part in consumers]
+    sent = sender.sent if sender else None
     ledger = balance(
         sent=sent.packets if sent else None,
         sent_frames=sent.frames if sent else None,
@@ -188,5 +202,6 @@ def snapshot(
         "receivers": views,
         "rings": [part.ring_object() for part in receivers],
         "consumers": consumer_views,
+        "sender": {"name": sender.name, "state": sender.state} if sender else None,
         "ledger": ledger,
     }

@@ -83,21 +83,27 @@ class Status:
 
     @classmethod
     def open(cls, name: str) -> Status:
-        """Look at a running engine or sender. FileNotFoundError where there is none (or not yet)."""
+        """Look at a running engine or sender. FileNotFoundError where there is none (or not yet).
+
+        RingError where the object is another's, or of another version.
+        """
         segment = open_segment(object_name(name, "status"))
         if segment.size < PAGE or os.pread(segment.fd, 8, 0) == bytes(8):
             segment.forget()
             raise FileNotFoundError(f"{name} is only starting")
         memory = segment.map(writable=False)
         magic, count, _, pid, started_ns, kind = _HEADER.unpack_from(memory, 0)
-        if magic != MAGIC:
+        if magic != MAGIC or segment.size < _RECORDS_AT + count * LINE:
+            memory.release()
             segment.forget()
             raise RingError(f"the status of {name} is of another version: use the rxring that made it")
         workers = [
-            _RECORD.unpack_from(memory, _RECORDS_AT + i * LINE)[0].rstrip(b"\0").decode()
+            _RECORD.unpack_from(memory, _RECORDS_AT + i * LINE)[0].rstrip(b"\0").decode(errors="replace")
             for i in range(count)
         ]
-        return cls(name, kind.rstrip(b"\0").decode(), pid, started_ns, workers, segment, memory)
+        return cls(
+            name, kind.rstrip(b"\0").decode(errors="replace"), pid, started_ns, workers, segment, memory
+        )
 
     def publish(self, worker: int, facts: dict[str, Any], state: bytes | memoryview = b"") -> None:
         """Replace the record of a worker, in its process; ValueError if it does not fit."""

@@ -22,8 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from engine.affinity import pinning, topology
+from engine.affinity.topology import format_cpu_list
 from engine.consumer import Consumer
 from engine.errors import Failed, Refused
+from engine.figures import format_size
 from engine.handlers.api import load
 from engine.known_sender import KnownSender
 from engine.ledger import NamespaceCounters
@@ -31,11 +33,13 @@ from engine.net.receiver import Receiver
 from engine.net.sockets import DropCount, ask_for_gro, bind_udp, cut_off, discard, open_udp, probe_udp
 from engine.receiving import Receiving, compile_all
 from engine.report import Report
+from engine.signals import END_SIGNALS
 from engine.snapshot import ConsumerPart, ReceiverPart, snapshot
 from engine.spec import RunSpec, wants_gro
 from engine.status import STOP, Status
 from engine.worker import Worker, fork
-from rings.jit import compiled_before
+from rings.jit import cache_folder, compiled_before
+from rings.layout import DESCRIPTOR, Geometry
 from rings.reader import Reader
 from rings.ring import create
 from rings.segment import RingError
@@ -43,7 +47,9 @@ from rings.segment import RingError
 _START_S = 30.0  # a worker that is not ready by then never will be
 _STALLED_S = 5.0  # at the end: a worker that has not moved for so long is not waited for …
 _STOPPED_S = 0.3  # … and one that is stopped (SIGSTOP) for so long
-_SENDER_S = 0.5  # at the end: how long a sender that still runs is waited for
+_LOOK_S = 0.05  # at the end: how often it is looked whether workers move
+_SENDER_S = 0.5  # after the cut: how long a sender that still runs is waited for
+_AT_ONCE_S = 2.0  # after a second signal: who is still not through then is ended without a summary
 _READER_SLOTS = 16  # of each ring at least: others than our consumers may attach
 _DEATHS, _WITHIN_S = 5, 10.0  # so many deaths of a worker in so many seconds are a fault, no accident
 _LOOK_MS = 20  # how often the supervisor looks for the sender, and whether the end has come
@@ -51,12 +57,17 @@ _LOOK_MS = 20  # how often the supervisor looks for the sender, and whether the 
 
 @dataclass(slots=True)
 class Process:
-    """A worker as the supervisor sees it: how to start it, and the process that is it now."""
+    """A worker as the supervisor sees it: how to start it, and the process that is it now.
+
+    ready_fd: the end of a pipe that it writes to when it is ready; −1 from then on.
+    """
 
     worker: Worker
     life: Callable[[Worker], None]
     pid: int = 0
     pidfd: int = -1
+    ready_fd: int = -1
+    ready_by: float = 0.0
     code: int | None = None  # how the last one ended
     deaths: list[float] = field(default_factory=list)
 
@@ -88,6 +99,8 @@ class Supervisor:
         self._poll = select.poll()
         self._signals = 0
         self._preparing = True
+        self._started = False  # have all workers been ready once?
+        self._noted: set[str] = set()
         self._errors: list[str] = []
         self._previous: dict[str, Any] | None = None
 
@@ -104,7 +117,7 @@ class Supervisor:
                 self._watch()
             finally:  # also when nobody reads our output any more
                 self._stop()
-        return 1 if self._errors else 0
+        return 1 if self._errors or any(consumer.report_error for consumer in self.consumers) else 0
 
     def _check(self) -> None:
         """Refuse early what would be refused late."""
@@ -117,9 +130,15 @@ class Supervisor:
                     raise Refused(f"{what}: {reason}")
         for part in self.spec.receivers:
             probe_udp(part.listen.host, part.listen.port)
+        if self.sender is not None:
+            self.sender.look()
+            if self.sender.problem:
+                raise Refused(f"--sender {self.sender.name}: {self.sender.problem}")
 
     def _compile(self) -> None:
-        if not compiled_before():  # asked before `load`, which compiles, too
+        if cache_folder() is None:
+            self.report.note("compiling, as at every start: no cache can be written, give NUMBA_CACHE_DIR")
+        elif not compiled_before():  # asked before `load`, which compiles, too
             self.report.note(
                 "compiling for the first time: this takes up to a minute, the next start does not"
             )
@@ -158,8 +177,17 @@ class Supervisor:
             )
             slots = max(_READER_SLOTS, len(self.consumers))
             ring = create(self.spec.name, number=i, size_bytes=self.spec.ring.size, readers=slots)
+            self._note_size(ring.geometry)
             self.receivers.append(
                 ReceiverPart(names[i], Receiving(spec, sock, rx), ring, buffer, DropCount(sock), gro)
+            )
+
+    def _note_size(self, geometry: Geometry) -> None:
+        asked, taken = self.spec.ring.size, geometry.arena_bytes + geometry.frames * DESCRIPTOR.itemsize
+        if taken < 0.9 * asked:
+            self.report.note(
+                f"the ring takes {format_size(taken)} of {format_size(asked)}: "
+                "its arena and its descriptors are powers of two"
             )
 
     def _start(self) -> None:
@@ -172,6 +200,9 @@ class Supervisor:
         # Consumers first: they have joined before the first packet can come.
         for process in sorted(self.processes, key=lambda p: p.worker.index < len(self.receivers)):
             self._fork(process)
+            while process.ready_fd >= 0 and not self._signals:
+                self._look(1.0)
+        self._started = True
         self._namespace = NamespaceCounters.read()
         for part in self.receivers:
             listen = part.receiving.spec.listen
@@ -199,7 +230,7 @@ class Supervisor:
     def _stop(self) -> None:
         """Cut off, drain, close, leave, report: in this order, and bounded."""
         assert self.status is not None
-        finished = self._finished()
+        finished = all(self.status.read(i)[0].get("finished") for i in range(len(self.receivers)))
         # Before the cut: what its filter drops is a UDP error of the namespace, too.
         self._namespace = NamespaceCounters.read().since(self._namespace)
         for part in self.receivers:
@@ -236,31 +267,28 @@ class Supervisor:
         self.processes.append(Process(worker, life))
 
     def _fork(self, process: Process) -> None:
-        """Fork a worker and wait until it is ready. Refused or Failed with its own words if it gives up."""
-        readable, process.worker.ready_fd = os.pipe()
-        process.pid = fork(process.worker, process.life, self._forget)
+        """Start a worker; `_look` sees when it is ready."""
+        process.ready_fd, process.worker.ready_fd = os.pipe()
+        process.pid = fork(process.worker, process.life, lambda: self._forget(process))
         os.close(process.worker.ready_fd)
         process.pidfd = os.pidfd_open(process.pid)
+        process.ready_by = time.monotonic() + _START_S
         self._poll.register(process.pidfd, select.POLLIN)
-        with os.fdopen(readable, "rb") as pipe:
-            watched: list[Any] = [pipe, self._wakeup]
-            there, _, _ = select.select(watched, [], [], _START_S)
-            if (pipe in there and pipe.read(1)) or (pipe not in there and self._signals):
-                return  # a signal ends the run; the worker will see that, too
-        if not there:
-            raise Failed(f"{process.worker.name} did not start within {_START_S:.0f} s")
-        code = self._reap(process)
-        if code >= 0:
-            raise (Refused if code == 2 else Failed)(self._words(process, code))
-        self._ended_early(process, code)
+        self._poll.register(process.ready_fd, select.POLLIN)
 
-    def _forget(self) -> None:
-        """In a forked child: close what holds the supervisor's locks, and what only it may use."""
-        for part in self.receivers:
+    def _forget(self, me: Process) -> None:
+        """In a forked child: close what holds the supervisor's locks, and what only it may use.
+
+        A socket must not outlive supervisor and receiver in the hands of a consumer: it would keep its port.
+        """
+        for part, process in zip(self.receivers, self.processes, strict=False):
             part.ring.forget()
+            if process is not me:
+                part.receiving.sock.close()
         for process in self.processes:
-            if process.runs:
-                os.close(process.pidfd)
+            for descriptor in (process.pidfd, process.ready_fd):
+                if descriptor >= 0:
+                    os.close(descriptor)
         if self.sender is not None:
             self.sender.close()
 
@@ -270,8 +298,15 @@ class Supervisor:
         self._poll.unregister(process.pidfd)
         os.close(process.pidfd)
         process.pidfd = -1
+        self._close_ready(process)
         process.code = os.waitstatus_to_exitcode(how)
         return process.code
+
+    def _close_ready(self, process: Process) -> None:
+        if process.ready_fd >= 0:
+            self._poll.unregister(process.ready_fd)
+            os.close(process.ready_fd)
+            process.ready_fd = -1
 
     def _words(self, process: Process, code: int) -> str:
         """Why a worker ended, in its own words if it had time for any."""
@@ -286,32 +321,52 @@ class Supervisor:
         """Sleep until a worker ends, a signal comes or a moment has passed; see to what happened."""
         if self.sender is not None:
             self.sender.look()
+            if self.sender.problem:
+                self._note_once(f"--sender {self.sender.name}: {self.sender.problem}: not looked at")
         step_ms = min(most_s * 1000, _LOOK_MS if self.sender and not self.sender.came else 1000)
-        for descriptor, _ in self._poll.poll(max(step_ms, 0)):
-            for process in self.processes:
-                if process.pidfd == descriptor:
-                    self._ended_early(process, self._reap(process))
-            if descriptor == self._wakeup:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wakeup, 64)
+        events = {descriptor for descriptor, _ in self._poll.poll(max(step_ms, 0))}
+        if self._wakeup in events:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wakeup, 64)
+        for process in self.processes:  # each once: a new one may get the descriptors of the old
+            if process.ready_fd in events and os.read(process.ready_fd, 1):
+                self._close_ready(process)
+            elif events & {process.pidfd, process.ready_fd}:  # the end of the pipe is its end, too
+                self._ended_early(process, self._reap(process))
+            elif process.ready_fd >= 0 and time.monotonic() > process.ready_by:
+                os.kill(process.pid, signal.SIGKILL)
+                self._reap(process)
+                self._give_up(Failed(f"{process.worker.name} did not start within {_START_S:.0f} s"))
 
     def _ended_early(self, process: Process, code: int) -> None:
         """A worker is gone before the end. Killed: start it anew. Ended by itself: it is done, or failed."""
+        assert self.status is not None
         if code == 0:
+            return
+        if self.status.read(process.worker.index)[0].get("done"):  # it was leaving
+            process.code = 0
             return
         words = self._words(process, code)
         now = time.monotonic()
         process.deaths = [at for at in process.deaths if now - at < _WITHIN_S] + [now]
         if code > 0 or len(process.deaths) >= _DEATHS:
-            self._fail(words if code > 0 else f"{words} {_DEATHS} times in {_WITHIN_S:.0f} s: given up")
+            words = words if code > 0 else f"{words} {_DEATHS} times in {_WITHIN_S:.0f} s: given up"
+            self._give_up(Refused(words) if code == 2 else Failed(words))
             return
         self.report.note(f"{words}: started anew")
-        part = self._part(process)
-        part.restarts += 1
-        try:
-            self._fork(process)
-        except (Failed, Refused) as error:
-            self._fail(str(error))
+        self._part(process).restarts += 1
+        self._fork(process)
+
+    def _give_up(self, error: Failed | Refused) -> None:
+        """Of the first start nothing remains; later the run ends in order."""
+        if not self._started:
+            raise error
+        self._fail(str(error))
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self.report.note(text)
 
     def _fail(self, words: str) -> None:
         self._errors.append(words)
@@ -327,29 +382,29 @@ class Supervisor:
 
     def _await_end(self, processes: list[Process]) -> None:
         """Wait for workers that were told to end; kill those that no longer move."""
-        moved_at, before = time.monotonic(), -1
+        before, still_s = -1, 0.0
         while any(process.runs for process in processes) and self._signals < 2:
-            self._look(0.05)
+            looked = time.monotonic()
+            self._look(_LOOK_S)
             now = sum(int(cursor) for part in self.receivers for cursor in part.ring.slots["cursor"])
             now += sum(int(part.ring.counters["published"]) for part in self.receivers)
-            if now != before:
-                moved_at, before = time.monotonic(), now
-                continue
-            still_s = time.monotonic() - moved_at
+            # No more than a look: if we were stopped ourselves, so were they.
+            still_s = still_s + min(time.monotonic() - looked, _LOOK_S) if now == before else 0.0
+            before = now
             stopped = all(pinning.is_stopped(process.pid) for process in processes if process.runs)
             if still_s > _STALLED_S or (stopped and still_s > _STOPPED_S):
                 break
         for process in processes:
             if process.runs:
-                self.report.note(f"{process.worker.name} did not end: killed")
                 os.kill(process.pid, signal.SIGKILL)
                 self._reap(process)
+                self._fail(f"{process.worker.name} did not end: killed")
 
     def _await_sender(self) -> None:
         """Wait a moment for a sender that is just ending: how much it sent is known only then."""
         if self.sender is None:
             return
-        deadline = time.monotonic() + _SENDER_S
+        deadline = self._ended + _SENDER_S
         while self.sender.lives and time.monotonic() < deadline and self._signals < 2:
             self._look(0.01)
         if self.sender.came and self.sender.sent is None:
@@ -360,10 +415,11 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _catching_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run in order; a second one ends it at once."""
+        """A signal ends the run in order; a second one ends it at once."""
         self._wakeup, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll.register(self._wakeup, select.POLLIN)
-        before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {n: signal.signal(n, self._on_signal) for n in END_SIGNALS}
+        before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
         old_fd = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         try:
             yield
@@ -381,6 +437,14 @@ class Supervisor:
             # Nothing exists yet that would have to be ended. An exception might be swallowed by a
             # callback of the compiler's, and waiting for it takes long.
             os._exit(0)
+        if self._signals == 2:
+            signal.setitimer(signal.ITIMER_REAL, _AT_ONCE_S)
+
+    def _on_alarm(self, number: int, frame: object) -> None:
+        """Something holds us up: output that nobody reads, a handler's report that does not end."""
+        with contextlib.suppress(Exception):
+            self._clear()
+        os._exit(1)
 
     # ── reporting ────────────────────────────────────────────────────────────────────────────────────
 
@@ -390,22 +454,38 @@ class Supervisor:
         for consumer in self.consumers:
             process = self.processes[consumer.record]
             consumer.alive = process.runs or process.code == 0
-        return snapshot(
+        view = snapshot(
             kind,
             (self._ended if summary else time.monotonic()) - self._began,
             self.receivers,
             self.consumers,
             self.status,
-            sent=self.sender.sent if self.sender else None,
+            sender=self.sender,
             namespace=self._namespace if summary else NamespaceCounters.read().since(self._namespace),
             previous=None if summary else self._previous,
         )
+        for consumer in self.consumers:
+            if consumer.report_error:
+                self._note_once(f"rxring: consumer {consumer.name}: {consumer.report_error}")
+        return view
 
     def _interval(self) -> None:
         assert self.status is not None
+        self._note_strayed()
         self._previous = self._snapshot("interval")
         self._tell("ready", self._previous)
         self.report.interval(self._previous)
+
+    def _note_strayed(self) -> None:
+        """Who pinned us is not the only one who may set an affinity."""
+        assert self.status is not None
+        for process in self.processes:
+            wanted, cpus = process.worker.cpus, self.status.read(process.worker.index)[0].get("cpus")
+            if wanted is not None and cpus and set(cpus) != set(wanted):
+                self._note_once(
+                    f"{process.worker.name} was pinned to CPU {format_cpu_list(wanted)} and may now run on "
+                    f"{format_cpu_list(cpus)}: look for what else sets its affinity"
+                )
 
     def _tell(self, state: str, view: dict[str, Any]) -> None:
         """The last view, for whoever looks from outside; results that don't fit a record are left out."""
@@ -452,6 +532,10 @@ class Supervisor:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._clear()
+        sys.stdout.flush()
+
+    def _clear(self) -> None:
         for process in self.processes:
             if process.runs:
                 os.kill(process.pid, signal.SIGKILL)
@@ -463,4 +547,3 @@ class Supervisor:
             self.status.close()
         if self.sender is not None:
             self.sender.close()
-        sys.stdout.flush()

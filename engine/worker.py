@@ -16,6 +16,7 @@ import numpy as np
 
 from engine.affinity import pinning
 from engine.errors import Failed, Refused
+from engine.signals import END_SIGNALS
 from engine.status import Status
 from rings import locks
 from rings.layout import LOCK_OWNER
@@ -39,10 +40,10 @@ class Worker:
 
     def begin(self) -> None:
         """The first acts after the fork: become a process of its own, on its own CPU."""
-        # Ctrl-C in a terminal, and a service manager's SIGTERM, reach the whole group. The supervisor
-        # ends the run in order and tells us through the stop word.
+        # Ctrl-C in a terminal, its closing, and a service manager's SIGTERM reach the whole group. The
+        # supervisor ends the run in order and tells us through the stop word.
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         gc.freeze()  # what came from the supervisor is never garbage: its pages stay shared
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rx:{self.name}"[:15].encode())

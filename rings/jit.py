@@ -14,11 +14,11 @@ compiled anew in each process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,27 @@ def cache_folder() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
-    return folder if os.access(folder, os.W_OK) else None
+    if not os.access(folder, os.W_OK):
+        return None
+    _remove_cut_off(folder)
+    return folder
 
 
-@contextmanager
+def _remove_cut_off(folder: Path) -> None:
+    """Remove files whose end a crash or a full disk has cut off: numba would fail on them, not compile anew.
+
+    They are pickles, the last byte of which says that they end.
+    """
+    for pattern in ("*.nbi", "*.nbc"):
+        for path in folder.rglob(pattern):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - 1, 0))
+                if file.read(1) != b".":
+                    path.unlink()
+
+
+@contextlib.contextmanager
 def _cached() -> Iterator[bool]:
     """Within: numba places caches of functions that are decorated now into our folder."""
     folder = cache_folder()

@@ -16,6 +16,7 @@ import mmap
 import os
 import pwd
 import re
+import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,8 +64,9 @@ def find() -> list[Found]:
     for path in sorted(SHM.glob(f"rxring-{os.getuid()}-*")):
         match = _OBJECT.fullmatch(path.name)
         with contextlib.suppress(FileNotFoundError):
-            if match and path.stat().st_uid == os.getuid():
-                found.append(Found(f"/{path.name}", match[2], match[3], path.stat().st_size))
+            facts = path.lstat()
+            if match and facts.st_uid == os.getuid() and stat.S_ISREG(facts.st_mode):
+                found.append(Found(f"/{path.name}", match[2], match[3], facts.st_size))
     return found
 
 
@@ -132,7 +134,13 @@ class Segment:
 
 
 def open_segment(name: str) -> Segment:
-    """Open an existing object by its full name. FileNotFoundError where there is none."""
+    """Open an existing object by its full name. FileNotFoundError where there is none.
+
+    RingError where it is another user's, or no shared memory at all.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG((SHM / name[1:]).lstat().st_mode):
+            raise RingError(f"{SHM / name[1:]} is no shared memory: remove it, or use another name")
     try:
         memory = posix_ipc.SharedMemory(name)  # size 0: never resize what exists
     except posix_ipc.ExistentialError:
@@ -140,9 +148,9 @@ def open_segment(name: str) -> Segment:
     except posix_ipc.PermissionsError:
         raise RingError(f"{name[1:]} belongs to {_owner_of(name)}: use another name, or that user") from None
     os.set_inheritable(memory.fd, False)
-    stat = os.fstat(memory.fd)
-    segment = Segment(name, memory.fd, stat.st_size)
-    if stat.st_uid != os.getuid():  # root may open anyone's, and anyone what is open to all
+    facts = os.fstat(memory.fd)
+    segment = Segment(name, memory.fd, facts.st_size)
+    if facts.st_uid != os.getuid():  # root may open anyone's, and anyone what is open to all
         segment.forget()
         raise RingError(f"{name[1:]} belongs to {_owner_of(name)}: use another name, or that user")
     return segment

@@ -7,6 +7,7 @@ as a user starts it. Its workers have its stdout open: the end of that pipe is t
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -63,6 +64,7 @@ class Run:
         self.objects: list[Object] = []
         self._errors = os.memfd_create("stderr")
         self._out, out = os.pipe()
+        fcntl.fcntl(self._out, fcntl.F_SETPIPE_SZ, 1 << 20)  # it may be a while until a test reads
         self._rest = b""
         args = ["run", "--name", name, "--json", "--listen", listen, *flags]
         self.process: Child | subprocess.Popen[bytes]
@@ -264,6 +266,7 @@ def check_ledger(view: Object) -> None:
             ledger["socket_dropped"]
             + ledger["softnet_dropped"]
             + ledger["other_errors"]
+            - ledger["of_others"]
             + ledger["lost_in_flight"]
             + ledger["after_stop"]
             + ledger["received"]

@@ -59,10 +59,17 @@ def ring(name: str) -> Iterator[Ring]:
         yield ring
 
 
-def run_for(consumer: Consumer, reader: Reader, state: NDArray[Any], seconds: float) -> int:
+def run_for(
+    consumer: Consumer,
+    reader: Reader,
+    state: NDArray[Any],
+    seconds: float,
+    pace: NDArray[np.int64] | None = None,
+) -> int:
     deadline_ns = int(monotonic_ns()) + int(seconds * 1e9)
-    why = consume(reader.record, consumer.on_batch, state.ctypes.data, reader.strategy, deadline_ns)
-    return int(why)
+    pace = np.full(1, 64) if pace is None else pace
+    handle = consumer.on_batch, state.ctypes.data
+    return int(consume(reader.record, *handle, reader.strategy, pace, deadline_ns))
 
 
 @pytest.mark.parametrize("policy", ["gate", "skip"])
@@ -96,6 +103,31 @@ def test_it_comes_back_at_its_deadline_under_any_load(consumer: Consumer, ring: 
         began_ns = int(monotonic_ns())
         assert run_for(consumer, reader, state, 0.01) == SLICE
         assert int(monotonic_ns()) - began_ns >= 10_000_000
+
+
+def take_a_millisecond(state, payload, meta):  # type: ignore[no-untyped-def]
+    state.packets += 1
+    end_ns = monotonic_ns() + 1_000_000
+    while monotonic_ns() < end_ns:
+        pass
+
+
+def test_batches_follow_how_long_the_handler_takes(consumer: Consumer, ring: Ring) -> None:
+    """A slow one releases often, and looks at its deadline; a fast one has large batches."""
+    slow = Consumer.compile(SPEC, Handler(STATE, on_packet=take_a_millisecond), "none")
+    state, pace = np.zeros(1, STATE), np.full(1, 128)
+    with ring.writer() as writer, ring.reader("c") as reader:
+        for _ in range(200):
+            writer.write(b"")
+        assert run_for(slow, reader, state, -1, pace) == SLICE  # the first one shows it
+        assert 1 <= pace[0] <= 10
+        before = int(state[0]["packets"])
+        assert run_for(slow, reader, state, -1, pace) == SLICE
+        assert 1 <= state[0]["packets"] - before <= 10
+        for _ in range(100):
+            writer.write(b"")
+            run_for(consumer, reader, state, -1, pace)
+        assert pace[0] > 10
 
 
 def test_a_handlers_code_ends_it_and_its_batch_is_not_released(consumer: Consumer, ring: Ring) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from forked import Child, await_
@@ -32,6 +34,39 @@ def test_how_much_it_sent_is_known_when_it_is_done_and_outlives_it(known: KnownS
     status.close()
     known.look()
     assert (known.came, known.lives, known.sent) == (True, False, (7, 2))
+
+
+def test_the_next_of_the_name_is_added_to_it(known: KnownSender, name: str) -> None:
+    for sent in (7, 5):
+        status = Status.create(name, kind="sender", workers=["sender"])
+        known.look()
+        known.look()
+        assert known.lives
+        assert known.sent is None
+        status.publish(0, {"state": "done", "sent": sent, "frames": sent})
+        status.close()
+    assert (known.state, known.sent) == ("done", (12, 12))
+
+
+@pytest.mark.parametrize("content", [b"x" * 9000, b"RXSTAT\0\1" + b"\xff" * 9000, b"RXSTAT\0\1", b""])
+def test_what_is_no_status_is_no_sender(known: KnownSender, name: str, content: bytes) -> None:
+    path = Path(f"/dev/shm/rxring-{os.getuid()}-{name}-status")
+    path.write_bytes(content)
+    known.look()
+    path.unlink()
+    assert (known.came, known.state, known.sent) == (False, "absent", None)
+    assert known.problem or len(content) < 4096
+
+
+def test_a_folder_in_its_place_is_none(known: KnownSender, name: str) -> None:
+    path = Path(f"/dev/shm/rxring-{os.getuid()}-{name}-status")
+    path.mkdir()
+    known.look()
+    path.rmdir()
+    assert (known.came, known.problem) == (
+        False,
+        f"{path} is no shared memory: remove it, or use another name",
+    )
 
 
 def test_an_engine_of_that_name_is_no_sender(known: KnownSender, name: str) -> None:

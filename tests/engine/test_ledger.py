@@ -123,15 +123,41 @@ def test_it_balances_exactly_when_every_sum_does(
         "published": published,
     }
     ledger = balance(sent=sent, consumers=views, **known)
-    assert ledger["residual"] == missing
-    assert ledger["balanced"] is (missing == 0 and wrong == 0)
+    shared = (nic or 0) + softnet + other
+    # What is found too much was of others, as far as the shared layers counted any.
+    assert ledger["of_others"] == min(max(-missing, 0), shared)
+    assert ledger["residual"] == missing + ledger["of_others"]
+    assert ledger["balanced"] is (ledger["residual"] == 0 and wrong == 0)
+    assert ledger["adds_up"] is (wrong == 0)
     assert ledger["other_errors"] == other
     assert ledger["exact"] is True
     unknown = balance(sent=None, consumers=views, **known)
-    assert (unknown["sent"], unknown["residual"], unknown["balanced"]) == (None, None, None)
+    assert {unknown[key] for key in ("sent", "residual", "balanced", "of_others")} == {None}
+    assert unknown["adds_up"] is (wrong == 0)
     if views:
         views["c0"]["delivered"] += 1
         assert balance(sent=sent, consumers=views, **known)["balanced"] is False
+
+
+def test_drops_of_others_are_not_ours() -> None:
+    """Another engine that ends drops what its sender goes on sending: UDP errors of the namespace."""
+    known: dict[str, Any] = {
+        "sent_frames": 100,
+        "nic_dropped": None,
+        "namespace": NamespaceCounters(7, 93, 20),
+        "socket_dropped": 20,
+        "socket_dropped_frames": 20,
+        "after_stop": 0,
+        "after_stop_frames": 0,
+        "lost_in_flight": 0,
+        "refused": 0,
+        "consumers": {},
+    }
+    ledger = balance(sent=100, received=80, frames=80, published=80, **known)
+    assert (ledger["softnet_dropped"], ledger["other_errors"], ledger["of_others"]) == (7, 73, 80)
+    assert (ledger["residual"], ledger["balanced"]) == (0, True)
+    ledger = balance(sent=100, received=75, frames=75, published=75, **known)
+    assert (ledger["of_others"], ledger["residual"]) == (75, 0)
 
 
 @given(
@@ -162,8 +188,9 @@ def test_where_packets_are_not_known_it_balances_in_frames(
     } | dict.fromkeys(unknown)
     ledger = balance(sent=1 << 60, consumers={}, **known)
     assert ledger["exact"] is False
-    assert ledger["residual"] == missing
-    assert ledger["balanced"] is (missing == 0)
+    assert ledger["of_others"] == min(max(-missing, 0), softnet)
+    assert ledger["residual"] == missing + ledger["of_others"]
+    assert ledger["balanced"] is (ledger["residual"] == 0)
     nobody = balance(sent=None, consumers={}, **known | {"sent_frames": None})
     assert (nobody["residual"], nobody["balanced"], nobody["exact"]) == (None, None, False)
 

@@ -18,6 +18,7 @@ from runs import ROOT, RXRING, Run, Source, check_ledger
 
 import rings
 from engine.status import Status
+from rings.reader import Reader
 
 # CONTRACT: what an interval and a summary hold, at least, and of what type. None: may be null.
 NUMBER = (int, float)
@@ -77,9 +78,12 @@ LEDGER: dict[str, Any] = {
 }
 # What is there beyond the contract; whoever adds to it adds it here.
 MORE_OF_RECEIVER = {"published", "cpu_ns", "bytes_per_second", "gro", "after_stop_frames"}
-MORE_OF_RING = {"lag_frames", "capacity_frames", "arena_bytes", "stride"}
-MORE_OF_CONSUMER = {"joined"}
-MORE_OF_LEDGER = {"after_stop", "after_stop_frames"}
+MORE_OF_RING = {
+    *("number", "slowest", "lag_frames", "lag_bytes", "used", "peak"),
+    *("capacity_frames", "arena_bytes", "stride"),
+}
+MORE_OF_CONSUMER = {"joined", "result_at"}
+MORE_OF_LEDGER = {"after_stop", "after_stop_frames", "of_others", "adds_up"}
 
 
 def has_fields(found: dict[str, Any], fields: dict[str, Any], more: set[str]) -> None:
@@ -89,7 +93,7 @@ def has_fields(found: dict[str, Any], fields: dict[str, Any], more: set[str]) ->
 
 
 def has_contract_fields(view: dict[str, Any]) -> None:
-    assert set(view) == {"type", "seconds", "receivers", "rings", "consumers", "ledger"}
+    assert set(view) == {"type", "seconds", "receivers", "rings", "consumers", "sender", "ledger"}
     for receiver in view["receivers"]:
         has_fields(receiver, RECEIVER, MORE_OF_RECEIVER)
         assert set(receiver["rcvbuf"]) == {"asked", "granted"}
@@ -482,9 +486,11 @@ def locked_kib(pid: int) -> int:
 HANDLERS = """
 import os
 import signal
+import time
 import numpy as np
 from engine.handlers.api import Handler
 from rings.layout import ALIGN
+from rings.libc import realtime_ns
 
 STATE = np.dtype([("packets", "i8"), ("bytes", "i8"), ("sum", "i8")])
 
@@ -517,11 +523,32 @@ def report(state):
 def bad_report(state):
     return 1 // int(state["packets"] == 0)
 
+def leave(state):
+    raise SystemExit(0)
+
+def endless(state):
+    open("begun", "w").close()
+    while True:
+        pass
+
+def slow(state, payload, meta):
+    state.packets += 1
+    end_ns = meta.read_ns + 16_000_000
+    while realtime_ns() < end_ns:
+        pass
+
+def start_slowly(state, options):
+    time.sleep(20 * options.restarts)
+
 each = Handler(STATE, on_packet=on_packet, report=report)
 whole = Handler(STATE, on_batch=on_batch, report=report)
 raising = Handler(STATE, on_packet=raises)
 dying = Handler(STATE, on_packet=on_packet, start=start)
 unreportable = Handler(STATE, on_packet=on_packet, report=bad_report)
+leaving = Handler(STATE, on_packet=on_packet, report=leave)
+reporting = Handler(STATE, on_packet=on_packet, report=endless)
+slow = Handler(STATE, on_packet=slow, report=report)
+late = Handler(STATE, on_packet=on_packet, start=start_slowly)
 """
 
 
@@ -576,18 +603,134 @@ def test_a_handler_that_raises_ends_the_run_in_order(name: str, tmp_path: Path) 
     assert rate["delivered"] == 11
 
 
-def test_a_report_that_raises_is_one_line(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("handler", "why"),
+    [("unreportable", "ZeroDivisionError: integer division or modulo by zero"), ("leaving", "SystemExit: 0")],
+)
+def test_a_report_that_fails_costs_the_others_nothing(
+    name: str, tmp_path: Path, handler: str, why: str
+) -> None:
     (tmp_path / "mine3.py").write_text(HANDLERS)
-    with Run(name, "--consumer", "mine3:unreportable", command=True, folder=tmp_path) as run:
+    consumers = ("--consumer", f"mine3:{handler}", "--consumer", "rate", "--every", "0.05")
+    with Run(name, *consumers, command=True, folder=tmp_path) as run:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
             out.sendto(b"x", ("127.0.0.1", run.port))
-        run.send_signal(signal.SIGINT)
-        while run.next() is not None:
-            pass
-        assert run.wait() == 1
-        assert run.errors.startswith("rxring: consumer unreportable: its report ")
-        assert run.errors.count("\n") == 1
+        run.await_interval(lambda view: view["consumers"][1]["delivered"] == 1)
+        run.await_interval()
+        summary = run.end(code=1)
+        assert run.errors == f"rxring: consumer {handler}: its report failed: {why}\n"
         assert nothing_left(name)
+    assert summary["consumers"][0]["result"] == {"error": f"its report failed: {why}"}
+    assert summary["consumers"][1]["result"]["sizes"] == {"1": 1}
+
+
+def test_a_second_signal_ends_it_whatever_holds_it_up(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine5.py").write_text(HANDLERS)
+    with Run(name, "--consumer", "mine5:reporting", "--every", "0.1", command=True, folder=tmp_path) as run:
+        assert run.ready
+        await_((tmp_path / "begun").exists)
+        run.send_signal(signal.SIGINT)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 1
+        assert nothing_left(name)
+        run.await_all_gone()
+
+
+def test_a_slow_handler_gets_all_that_was_received(name: str, tmp_path: Path) -> None:
+    """At the end, too: it is waited for as long as it moves."""
+    (tmp_path / "mine6.py").write_text(HANDLERS)
+    with (
+        Source(f"{name}.s") as source,
+        Run(
+            name,
+            *("--consumer", "mine6:slow", "--sender", f"{name}.s", "--duration", "60"),
+            command=True,
+            folder=tmp_path,
+        ) as run,
+    ):
+        source.connect(run)
+        source.send([b"x"] * 400)
+        source.done()
+        summary = run.end()
+        assert run.errors == ""
+    check_ledger(summary)
+    (slow,) = summary["consumers"]
+    assert slow["delivered"] == slow["result"]["packets"] == slow["result_at"] == 400
+
+
+def test_a_slow_restart_keeps_nobody_waiting(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine7.py").write_text(HANDLERS)
+    consumers = ("--consumer", "mine7:late,policy=skip", "--consumer", "rate", "--every", "0.05")
+    with Run(name, *consumers, command=True, folder=tmp_path) as run:
+        os.kill(run.worker(1), signal.SIGKILL)
+        run.await_interval(lambda view: view["consumers"][0]["restarts"] == 1)
+        os.kill(run.worker(0), signal.SIGKILL)
+        run.await_interval(lambda view: view["receivers"][0]["restarts"] == 1)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+            out.sendto(b"x", ("127.0.0.1", run.port))
+        run.await_interval(lambda view: view["consumers"][1]["delivered"] == 1)
+        run.end(code=1)
+        assert run.errors.endswith("rxring: late did not end: killed\n")
+
+
+def test_a_worker_that_is_killed_while_it_leaves_has_done_its_work(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reader, "close", lambda self: os.kill(os.getpid(), signal.SIGKILL))
+    with Source(f"{name}.s") as source, Run(name, "--consumer", "gaps", "--sender", f"{name}.s") as run:
+        source.connect(run)
+        source.send([b"x"] * 5)
+        source.done()
+        summary = run.end()
+        assert run.errors == ""
+    check_ledger(summary)
+    (gaps,) = summary["consumers"]
+    assert (gaps["delivered"], gaps["result"]["unstamped"], gaps["restarts"]) == (5, 5, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_whatever_tells_it_to_end_ends_it_in_order(name: str, number: signal.Signals) -> None:
+    """The whole group gets it, as when a terminal closes."""
+    with Source(f"{name}.s") as source, Run(name, "--consumer", "rate", "--sender", f"{name}.s") as run:
+        source.connect(run)
+        source.send([b"x"] * 100)
+        source.done()
+        os.killpg(run.pid, number)
+        summary = run.end(None)
+        assert run.errors == ""
+    check_ledger(summary)
+    assert summary["consumers"][0]["delivered"] == 100
+
+
+def test_a_thread_that_strays_is_told(name: str) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        pytest.skip("two CPUs are needed, this process may use only one")
+    with Run(name, *("--consumer", f"rate@{cpus[0]}", "--every", "0.05")) as run:
+        os.sched_setaffinity(run.worker(1), cpus[:2])
+        await_(lambda: "rate was pinned" in run.errors)
+        run.end()
+        assert run.errors.count("\n") == 1
+
+
+def test_a_file_of_somebody_elses_under_the_senders_name_ends_no_run(name: str) -> None:
+    path = Path(f"/dev/shm/rxring-{os.getuid()}-{name}.s-status")
+    with Run(name, "--consumer", "rate", "--sender", f"{name}.s") as run:
+        assert run.ready
+        path.write_bytes(b"x" * 9000)
+        await_(lambda: "of another version" in run.errors)
+        summary = run.end()
+        path.unlink()
+        assert run.errors.count("\n") == 1
+    assert summary["sender"] == {"name": f"{name}.s", "state": "absent"}
+
+
+def test_a_ring_that_takes_less_than_was_asked_for(name: str) -> None:
+    with Run(name, "--ring", "32MiB") as run:
+        run.end()
+        assert (
+            run.errors == "the ring takes 24MiB of 32MiB: its arena and its descriptors are powers of two\n"
+        )
 
 
 def test_a_disk_that_is_full_ends_the_run_in_order(name: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,15 @@ def test_without_numba_cache_dir_it_is_the_users(copy: Path, tmp_path: Path) -> 
 
 def test_where_nothing_can_be_written_nothing_is_cached(copy: Path) -> None:
     assert _folder(copy, NUMBA_CACHE_DIR="/proc/nowhere") == "None"
+
+
+def test_a_cache_file_that_is_cut_off_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, cut, empty = (tmp_path / f"{part}.nbi" for part in ("whole", "cut", "empty"))
+    whole.write_bytes(pickle.dumps([1, 2]))
+    cut.write_bytes(pickle.dumps([1, 2])[:-1])
+    empty.write_bytes(b"")
+    jit_module._remove_cut_off(tmp_path)
+    assert list(tmp_path.iterdir()) == [whole]
 
 
 def test_decorating_leaves_numbas_own_configuration_alone() -> None:
