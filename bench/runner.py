@@ -194,7 +194,10 @@ def bench(name: str, quick: bool, runs: int | None, seed: int | None, out: Path 
 
 def main(argv: Sequence[str]) -> int:
     """`rxring bench …`; its exit code. Bad arguments raise click.ClickException or Refused."""
-    return bench.main(list(argv), "rxring bench", standalone_mode=False) or 0
+    try:
+        return bench.main(list(argv), "rxring bench", standalone_mode=False) or 0
+    except click.Abort:  # click's word for Ctrl-C
+        raise KeyboardInterrupt from None
 
 
 if __name__ == "__main__":

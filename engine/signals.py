@@ -4,4 +4,9 @@ from __future__ import annotations
 
 import signal
 
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# What nohup, or a shell in a script, had ignored from the start stays ignored.
+END_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    *(n for n in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(n) != signal.SIG_IGN),
+)

@@ -4,7 +4,8 @@ One socket receives. With `to`, a second one, connected, sends; without it the f
 answer comes from where the packet went to. Packets are forwarded as they came, empty ones too, in order.
 A packet that could not be forwarded is counted and not tried again; one that was cut is not forwarded.
 
-At the end nothing more is let into the socket, and what stands in it is still forwarded.
+At the end nothing more is let into the socket, and what stands in it is still forwarded, for as long as
+that gets on; what then is left is counted as unforwarded.
 """
 
 from __future__ import annotations
@@ -41,12 +42,14 @@ from engine.net.libc import (
     sendmmsg,
 )
 from engine.net.role import (
+    SLICE_NS,
     Stop,
     check_duration,
     check_range,
     connect,
     cpus_of,
     drive,
+    error_lines,
     errors_by_name,
     limit_sends,
     pin_here,
@@ -55,7 +58,7 @@ from engine.net.sockets import ReceiveBuffer
 from rings.jit import jit
 from rings.libc import errno, monotonic_ns
 
-_DRAIN_NS = 500_000_000  # what is left in the socket by then stays there
+_STALLED_SLICES = 6  # draining ends when so long (0.3 s) nothing could be forwarded
 _BUFFER_BYTES = 65536
 _GAP_BYTES = 192  # between buffers, lest their beginnings share cache sets
 _MMSGHDR_BYTES = MMSGHDR.itemsize
@@ -213,7 +216,7 @@ class Mirror:
         s["incoming"], s["outgoing"] = self.incoming.address, self.outgoing.address
         self.cpus: list[int] = []
         self.start_ns = self.stop_ns = self.told_ns = self.told_packets = 0
-        self.dropped = self.after_stop = 0
+        self.dropped = self.after_stop = self.unforwarded = 0
 
     def prepare(self, stack: ExitStack) -> None:
         """Everything that takes time or may be refused; the sockets, which `stack` closes, at last."""
@@ -252,9 +255,20 @@ class Mirror:
         self.stop_ns = time.monotonic_ns()
         self.dropped = self.drops.read()
         sockets.cut_off(self.socket)
-        self.state[0]["draining"] = 1
-        self.run_slice(time.monotonic_ns() + _DRAIN_NS)
+        self._forward_rest()
         self.after_stop = self.drops.read() - self.dropped
+        self.socket.setblocking(False)
+        self.unforwarded = sockets.discard(self.socket)[1]
+
+    def _forward_rest(self) -> None:
+        """Until the socket is empty, receiving is broken, or the way out is stuck."""
+        s, stalled = self.state[0], 0
+        s["draining"] = 1
+        while stalled < _STALLED_SLICES:
+            before = int(s["forwarded"])
+            if not self.run_slice(time.monotonic_ns() + SLICE_NS):
+                return
+            stalled = 0 if s["forwarded"] > before else stalled + 1
 
     def counts(self) -> dict[str, int]:
         keys = ("received", "bytes", "forwarded", "truncated", "failed")
@@ -295,6 +309,7 @@ class Mirror:
             "packets_per_second": counts["received"] / seconds if seconds else 0.0,
             "packets_per_call": counts["received"] / calls if calls else 0.0,
             **counts,
+            "unforwarded": self.unforwarded,
             "socket_dropped": self.dropped,
             "after_stop": self.after_stop,
             "errors": errors_by_name(self.state[0]["errors"]),
@@ -315,7 +330,7 @@ def warm() -> None:
 def run(plan: MirrorPlan, emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Bounce as planned; the summary. `emit` gets every object of the output: ready, interval …, summary.
 
-    SIGINT and SIGTERM end it in order. Refused before anything is received; Failed at the end.
+    END_SIGNALS end it in order. Refused before anything is received; Failed at the end.
     """
     plan.check()
     mirror = Mirror(plan)
@@ -342,9 +357,10 @@ def line(view: dict[str, Any]) -> str:
         buffer = ReceiveBuffer(**view["rcvbuf"])
         return f"{said}; {buffer.advice}" if buffer.short else said
     told = [figures.magnitude(view["packets_per_second"], "/s")]
-    told += [f"{figures.exact(view[key])} {key}" for key in ("received", "forwarded", "truncated", "failed")]
+    counted = ("received", "forwarded", "truncated", "failed", "unforwarded")
+    told += [f"{figures.exact(view[key])} {key}" for key in counted if key in view]
     told += [f"{figures.exact(view['socket_dropped'])} dropped by the socket"]
     if view["type"] == "interval":
         return f"{figures.clock(view['seconds']).rjust(8)}  {', '.join(told)}"
-    told += [f"{name} {figures.exact(count)} times" for name, count in view["errors"].items()]
+    told += error_lines(view["errors"], view["to"])
     return f"mirrored for {figures.clock(view['seconds'])}: {', '.join(told)}"

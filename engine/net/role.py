@@ -14,16 +14,17 @@ from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any
 
+from engine import figures
 from engine.affinity import pinning
 from engine.affinity.topology import parse_cpu_list
 from engine.errors import Refused
 from engine.net.address import Address
 from engine.net.libc import SOL_UDP, UDP_SEGMENT
+from engine.signals import END_SIGNALS
 
 SLICE_NS = 50_000_000  # a compiled loop comes back this often
 _INTERVAL_NS = 1_000_000_000
 _SLICE_TIMEVAL = struct.pack("@ll", 0, SLICE_NS // 1000)
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Interrupted(BaseException):
@@ -31,7 +32,10 @@ class _Interrupted(BaseException):
 
 
 class Stop:
-    """Within `with Stop() as stop:` the first SIGINT or SIGTERM sets `asked`, the next ends the process."""
+    """Within `with Stop() as stop:` the first of END_SIGNALS sets `asked`, the next ends the process.
+
+    A SIGHUP never is that next one: of a terminal that closes, shell and kernel both tell.
+    """
 
     def __init__(self) -> None:
         self.asked = False
@@ -40,30 +44,27 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():  # no other may set handlers
-            self._before = {number: signal.signal(number, self._ask) for number in _SIGNALS}
+            self._before = {number: signal.signal(number, self._ask) for number in END_SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._restore()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def prepare(self, steps: Callable[[], None]) -> None:
         """Run `steps`; the signal breaks them off, for compiling takes long and looks at nothing."""
-        self._breaks_off = True
         with suppress(_Interrupted):
+            self._breaks_off = True
             if not self.asked:
                 steps()
-        self._breaks_off = False
+            self._breaks_off = False
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        self._restore()
+        for other, handler in self._before.items():
+            signal.signal(other, signal.SIG_IGN if other == signal.SIGHUP else handler)
         if self._breaks_off:
             raise _Interrupted
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
 
 
 def drive(
@@ -149,3 +150,13 @@ def check_duration(seconds: float | None) -> None:
 def errors_by_name(counters: Any) -> dict[str, int]:
     """{"ENOBUFS": 12}: of counters that are indexed by errno, those above 0."""
     return {errors.errorcode.get(i, str(i)): int(count) for i, count in enumerate(counters) if count}
+
+
+def error_lines(counts: dict[str, int], to: str | None) -> list[str]:
+    """Errors by name, for people."""
+    return [
+        f"nobody listens on {to} (refused {figures.exact(count)} times)"
+        if name == "ECONNREFUSED"
+        else f"{name} {figures.exact(count)} times"
+        for name, count in counts.items()
+    ]

@@ -19,7 +19,6 @@ receiver counts them too; `closing` says how many of them were such stamps.
 from __future__ import annotations
 
 import errno as errors
-import math
 import os
 import socket
 import time
@@ -59,6 +58,7 @@ from engine.net.role import (
     connect,
     cpus_of,
     drive,
+    error_lines,
     errors_by_name,
     pin_here,
 )
@@ -69,6 +69,7 @@ from engine.net.stamp import (
     MAGIC,
     RXRING,
     SEED,
+    SEED_BYTES,
     STAMP,
     STAMP_BYTES,
     StampName,
@@ -181,13 +182,22 @@ class SendPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Packets to send; those of a paced run's duration are known beforehand."""
         limit = self.packets or _NO_LIMIT
         if self.duration is not None and self.rate != "max":
-            limit = min(limit, math.ceil(self.duration * self.rate))
+            # In whole nanoseconds: 1.1 × 100 is more than 110.
+            limit = min(limit, -(-round(self.duration * _SECOND_NS) * self.rate // _SECOND_NS))
         return limit
 
     @property
     def closes(self) -> bool:
         """Are the flows closed by stamps?"""
         return self.stamp == "rxring" and self.size >= CLOSING_BYTES
+
+    @property
+    def note(self) -> str | None:
+        """What whoever reads the stamps should know: a stamp that does not fit is cut."""
+        needed = {"none": 0, "rxring": STAMP_BYTES, "seed": SEED_BYTES}[self.stamp]
+        if self.size >= needed:
+            return None
+        return f"packets of {self.size} bytes carry no whole {self.stamp} stamp: {needed} are needed"
 
 
 @jit
@@ -463,7 +473,7 @@ def warm() -> None:
 def run(plan: SendPlan, emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Send as planned; the summary. `emit` gets every object of the output: ready, interval …, summary.
 
-    SIGINT and SIGTERM end it in order. Refused before anything is sent; Failed at the end.
+    END_SIGNALS end it in order. Refused before anything is sent; Failed at the end.
     """
     plan.check()
     with Stop() as stop, ExitStack() as stack:
@@ -496,14 +506,17 @@ def _announce(name: str | None, stack: ExitStack) -> Status | None:
 
 def line(view: dict[str, Any]) -> str:
     """An object of the output, as a line for people."""
-    rate = figures.magnitude(view.get("packets_per_second"), "/s")
     if view["type"] == "ready":
         return f"sends to {view['to']}, cpu {figures.cpu_list(view['cpus'])}, pid {view['pid']}"
-    told = f"{rate}, {figures.exact(view['sent'])} packets, {figures.exact(view['failed'])} failed"
+    packets = f"{figures.exact(view['sent'] - view['closing'])} packets"
+    if view["closing"]:
+        packets += f" + {figures.exact(view['closing'])} closing"
+    told = [figures.magnitude(view["packets_per_second"], "/s"), packets]
+    told += [f"{figures.exact(view['failed'])} failed"]
     if view["type"] == "interval":
-        return f"{figures.clock(view['seconds']).rjust(8)}  {told}"
+        return f"{figures.clock(view['seconds']).rjust(8)}  {', '.join(told)}"
     late = view["late_ns"]
     if late["max"] is not None:
-        told += ", late " + " ".join(f"{key} {figures.duration(value)}" for key, value in late.items())
-    parts = [told, *(f"{name} {figures.exact(count)} times" for name, count in view["errors"].items())]
-    return f"sent for {figures.clock(view['seconds'])}: {', '.join(parts)}"
+        told += ["late " + " ".join(f"{key} {figures.duration(value)}" for key, value in late.items())]
+    told += error_lines(view["errors"], view["to"])
+    return f"sent for {figures.clock(view['seconds'])}: {', '.join(told)}"

@@ -13,7 +13,7 @@ import pytest
 from forked import Child
 
 import rings
-from tools import cli
+from tools import cli, commands
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,7 +101,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_flag_of_run_is_a_key_of_the_spec() -> None:
     from engine import spec
 
-    flags = {param.name.replace("_", "-") for param in cli.run.params if param.name} - {"spec-file"}
+    flags = {param.name.replace("_", "-") for param in commands.run.params if param.name} - {"spec-file"}
     assert flags == {*spec.RUN, *spec.RECEIVER, "ring", "consumer"}
 
 
@@ -165,6 +165,47 @@ def test_an_unexpected_error_is_one_line_and_a_traceback_only_when_asked(tmp_pat
     assert "Traceback (most recent call last)" in loud.stderr
 
 
+def test_an_exit_that_nobody_planned_is_an_error(tmp_path: Path) -> None:
+    # Stands in the supervisor's place, too: code of the user's that calls sys.exit.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, types\n"
+        "sys.modules['engine.supervisor'] = types.SimpleNamespace(run=lambda *_: sys.exit(0))\n"
+    )
+    done = rxring("run", "--listen", "udp://127.0.0.1:0", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == "rxring: unexpected SystemExit: 0: RXRING_DEBUG=1 shows where\n"
+
+
+_INTERRUPTS = """
+import signal, sys
+
+class Interrupt:
+    def find_spec(name, path, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt)
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "module"),
+    [
+        (["rings", "ls"], "click"),
+        (["rings", "ls"], "engine.spec"),
+        (["rings", "ls"], "rings"),
+        (["run", "--listen", "udp://127.0.0.1:0"], "engine.supervisor"),
+        (["bench", "ring"], "bench.ring"),  # where click makes something else of it
+    ],
+)
+def test_an_interrupt_is_quiet_whenever_it_comes(args: list[str], module: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_INTERRUPTS.format(module=module))
+    done = rxring(*args, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "rxring:" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("args", [["--help"], ["rings", "ls"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_goes_away_is_no_error(args: list[str], unbuffered: str, name: str) -> None:
@@ -181,6 +222,14 @@ def test_a_full_disk_is_said(unbuffered: str) -> None:
         done = rxring("rings", "ls", stdout=out, PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 1
     assert done.stderr == "rxring: No space left on device: RXRING_DEBUG=1 shows where\n"
+
+
+@pytest.mark.parametrize("args", [["--help"], ["rum"]])
+def test_messages_that_cannot_be_written_change_no_exit_code(args: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "tools.cli", *args]
+        done = subprocess.run(command, check=False, cwd=ROOT, stdout=subprocess.PIPE, stderr=full, timeout=60)
+    assert done.returncode == (0 if args == ["--help"] else 2)
 
 
 # ── rings ────────────────────────────────────────────────────────────────────────────────────────────
@@ -249,3 +298,32 @@ def test_what_the_dead_left_is_collected(name: str, capsys: pytest.CaptureFixtur
         assert cli.main(args) == 0
         assert f"removed rxring-{os.getuid()}-{name}-0\n" in capsys.readouterr().out
         assert not any(info.name == name for info in rings.list())
+
+
+def test_what_is_no_shared_memory_disables_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory stands where ring 0 would be, a FIFO where ring 2 would be; ring 1 is one."""
+    beginning = f"/dev/shm/rxring-{os.getuid()}-{name}-"
+    os.mkdir(f"{beginning}0")
+    try:
+        os.mkfifo(f"{beginning}2")
+        with rings.create(name, number=1, size_bytes=1 << 20):
+            assert cli.main(["rings", "ls", "--json"]) == 0
+            listed = map(json.loads, capsys.readouterr().out.splitlines())
+            assert [found["number"] for found in listed if found["name"] == name] == [1]
+            assert cli.main(["rings", "show", name, "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["number"] == 1
+            assert cli.main(["rings", "gc"]) == 0
+            assert name not in capsys.readouterr().out
+            assert "is in use" in refused(capsys, "rings", "rm", name)
+    finally:
+        os.rmdir(f"{beginning}0")
+
+
+def test_a_ring_that_cannot_be_shown_hides_no_other(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with rings.create(name, size_bytes=1 << 20), rings.create(name, number=1, size_bytes=1 << 20):
+        with open(f"/dev/shm/rxring-{os.getuid()}-{name}-0", "r+b") as ring:
+            ring.write(b"no magic")
+        assert cli.main(["rings", "show", name, "--json"]) == 2
+        out, err = capsys.readouterr()
+        assert json.loads(out)["number"] == 1
+        assert err == f"rxring: rxring-{os.getuid()}-{name}-0 is not a ring: remove it, or use another name\n"

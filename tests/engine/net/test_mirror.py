@@ -6,14 +6,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from forked import Child
 
 from engine.errors import Failed, Refused
 from engine.net import mirror
 from engine.net.mirror import Mirror, MirrorPlan
+from engine.net.role import limit_sends
+from engine.signals import END_SIGNALS
 
 _ALL_SIZES = [0, 1, 100, 1472, 9000, 65507, 0, 3]
 
@@ -129,6 +133,50 @@ def test_what_cannot_be_forwarded_is_counted(receiver: Any) -> None:
     assert half.summary()["errors"] == {"EBADF": 2}
 
 
+def drained(receiver: Any, way_out: socket.socket, packets: int) -> dict[str, Any]:
+    """The summary of a mirror that has to drain so many packets, and sends them on by that socket."""
+    half = Mirror(MirrorPlan(listen="udp://127.0.0.1:0", to=receiver.to, batch=4))
+    way_out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # room for two or three packets
+    limit_sends(way_out)
+    with mirror.ExitStack() as stack:
+        half.prepare(stack)
+        half.state[0]["out_fd"] = way_out.fileno()
+        for _ in range(packets):
+            receiver.socket.sendto(b"x", half.bound)
+        half.start()
+        half.drain()
+    return half.summary()
+
+
+def test_a_slow_way_out_loses_nothing_at_the_end(receiver: Any, fork: Callable[..., Child]) -> None:
+    """It takes a packet each 10 ms: 100 of them take longer than any stall that ends the draining."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def read_slowly() -> None:
+        for _ in range(100):
+            assert theirs.recv(9) == b"x"
+            time.sleep(0.01)
+
+    with ours, theirs:
+        reader = fork(read_slowly)
+        summary = drained(receiver, ours, 100)
+        assert reader.wait() == 0
+    assert (summary["received"], summary["forwarded"], summary["unforwarded"]) == (100, 100, 0)
+    assert summary["errors"] == {}
+
+
+def test_a_stuck_way_out_ends_the_draining_and_the_rest_is_counted(receiver: Any) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    begin = time.monotonic()
+    with ours, theirs:
+        summary = drained(receiver, ours, 200)
+    assert time.monotonic() - begin < 5  # each batch of four would wait for 50 ms: 2.5 s, if it went on
+    assert 0 < summary["forwarded"] < 10
+    assert summary["received"] == summary["forwarded"] + summary["failed"]
+    assert summary["unforwarded"] == 200 - summary["received"] > 100
+    assert f"{summary['unforwarded']} unforwarded" in mirror.line(summary)
+
+
 def test_an_error_that_lasts_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     with open(tmp_path / "file", "wb") as file:
         ready = Mirror.ready
@@ -177,7 +225,7 @@ def test_a_taken_port_is_refused(receiver: Any) -> None:
         mirror.run(MirrorPlan(listen=f"udp://{receiver.to}"), lambda view: None)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", END_SIGNALS)
 def test_a_signal_ends_it_in_order(receiver: Any, number: signal.Signals) -> None:
     code = (
         "import json; from engine.net import mirror; "
@@ -208,7 +256,9 @@ def test_lines_for_people(receiver: Any) -> None:
     ready, summary = map(mirror.line, outputs)
     port = outputs[0]["port"]
     assert ready == f"mirrors udp://127.0.0.1:{port} to {receiver.to}, cpu any, pid {os.getpid()}"
-    assert summary.endswith("0/s, 0 received, 0 forwarded, 0 truncated, 0 failed, 0 dropped by the socket")
+    assert summary.endswith(
+        "0/s, 0 received, 0 forwarded, 0 truncated, 0 failed, 0 unforwarded, 0 dropped by the socket"
+    )
     short = outputs[0] | {"rcvbuf": {"asked": 10**9, "granted": 212992}}
     assert "net.core.rmem_max=500000000" in mirror.line(short)
 

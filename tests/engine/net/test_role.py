@@ -1,6 +1,8 @@
 import errno
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -11,6 +13,7 @@ from engine.affinity import topology
 from engine.errors import Refused
 from engine.net import role
 from engine.net.role import Stop, drive
+from engine.signals import END_SIGNALS
 
 
 @pytest.fixture
@@ -21,13 +24,13 @@ def caught() -> Iterator[list[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         seen.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in END_SIGNALS}
     yield seen
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [n for n in END_SIGNALS if n != signal.SIGHUP])
 def test_the_first_signal_asks_and_the_second_has_its_usual_effect(
     caught: list[int], number: signal.Signals
 ) -> None:
@@ -40,11 +43,36 @@ def test_the_first_signal_asks_and_the_second_has_its_usual_effect(
         assert caught == [number]
 
 
-def test_handlers_are_put_back(caught: list[int]) -> None:
+def test_a_hangup_asks_and_is_never_the_second_signal(caught: list[int]) -> None:
+    with Stop() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.asked
+        signal.raise_signal(signal.SIGHUP)
+        assert caught == []
+        signal.raise_signal(signal.SIGTERM)
+        assert caught == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("number", END_SIGNALS)
+def test_handlers_are_put_back(caught: list[int], number: signal.Signals) -> None:
     with Stop():
         pass
-    signal.raise_signal(signal.SIGTERM)
-    assert caught == [signal.SIGTERM]
+    signal.raise_signal(number)
+    assert caught == [number]
+    with Stop():
+        signal.raise_signal(number)
+    signal.raise_signal(number)
+    assert caught == [number, number]
+
+
+def test_what_nohup_had_ignored_stays_ignored() -> None:
+    code = "from engine.signals import END_SIGNALS; print(*(n.name for n in END_SIGNALS))"
+    for ignored, names in (("HUP", "SIGINT SIGTERM SIGQUIT"), ("INT", "SIGINT SIGTERM SIGHUP SIGQUIT")):
+        command = f"trap '' {ignored}; exec {sys.executable} -c '{code}'"
+        assert (
+            subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True).stdout
+            == f"{names}\n"
+        )
 
 
 def test_a_signal_breaks_preparations_off(caught: list[int]) -> None:
@@ -115,6 +143,13 @@ def test_errors_have_names() -> None:
     counters = [0] * 134
     counters[errno.ENOBUFS] = 3
     assert role.errors_by_name(counters) == {"ENOBUFS": 3}
+
+
+def test_errors_for_people() -> None:
+    assert role.error_lines({"ECONNREFUSED": 1965, "ENOBUFS": 3}, "127.0.0.1:9") == [
+        "nobody listens on 127.0.0.1:9 (refused 1,965 times)",
+        "ENOBUFS 3 times",
+    ]
 
 
 def test_flags_are_checked() -> None:

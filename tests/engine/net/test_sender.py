@@ -19,6 +19,7 @@ from engine.net import sender
 from engine.net.role import Stop
 from engine.net.sender import Sender, SendPlan
 from engine.net.stamp import CLOSING, MAGIC, STAMP
+from engine.signals import END_SIGNALS
 from engine.status import Status
 
 Packets = list[tuple[bytes, int]]
@@ -276,6 +277,9 @@ def test_too_many_flows_for_the_open_files(receiver: Any) -> None:
 def test_a_paced_duration_is_a_number_of_packets() -> None:
     assert SendPlan(to="h:1", duration=0.05, rate=1000).limit == 50
     assert SendPlan(to="h:1", duration=10, rate=200_000).limit == 2_000_000
+    assert SendPlan(to="h:1", duration=1.1, rate=100).limit == 110
+    assert SendPlan(to="h:1", duration=0.101, rate=100).limit == 11
+    assert SendPlan(to="h:1", duration=5e-324, rate=100).limit == 0
     assert SendPlan(to="h:1", duration=10, rate=200_000, packets=7).limit == 7
     assert SendPlan(to="h:1", duration=10).limit == SendPlan(to="h:1").limit
 
@@ -293,10 +297,30 @@ def test_lines_for_people(receiver: Any) -> None:
     send(SendPlan(to=receiver.to, packets=10, rate=100_000), outputs)
     ready, summary = map(sender.line, outputs)
     assert ready.startswith(f"sends to {receiver.to}, cpu any, pid {os.getpid()}")
-    assert "13 packets, 0 failed, late p50 " in summary
+    assert "/s, 10 packets + 3 closing, 0 failed, late p50 " in summary
+    send(SendPlan(to=receiver.to, packets=10, stamp="none"), outputs)
+    assert sender.line(outputs[-1]).endswith("/s, 10 packets, 0 failed")
     told = Sender(SendPlan(to=receiver.to))
     told.start()
     assert sender.line(told.interval()).endswith("0/s, 0 packets, 0 failed")
+
+
+def test_nobody_listens_is_said(receiver: Any) -> None:
+    receiver.close()
+    outputs: list[dict[str, Any]] = []
+    summary = send(SendPlan(to=receiver.to, packets=20, batch=1), outputs)
+    times = summary["errors"]["ECONNREFUSED"]
+    said = f"20 packets + 3 closing, 0 failed, nobody listens on {receiver.to} (refused {times} times)"
+    assert sender.line(outputs[-1]).endswith(said)
+
+
+def test_packets_too_small_for_their_stamp_are_noted() -> None:
+    def note(**changes: Any) -> str | None:
+        return SendPlan(to="h:1", **changes).note
+
+    assert note(size=31) == "packets of 31 bytes carry no whole rxring stamp: 32 are needed"
+    assert note(size=7, stamp="seed") == "packets of 7 bytes carry no whole seed stamp: 8 are needed"
+    assert note(size=32) is note(size=8, stamp="seed") is note(size=0, stamp="none") is None
 
 
 def started(plan: str, **environment: str) -> subprocess.Popen[str]:
@@ -310,7 +334,7 @@ def started(plan: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", END_SIGNALS)
 @pytest.mark.parametrize("rate", ["2", "200", "'max'"])
 def test_a_signal_ends_it_in_order(receiver: Any, number: signal.Signals, rate: str) -> None:
     with started(f"to='{receiver.to}', rate={rate}, size=64, batch=1, duration=600") as process:
