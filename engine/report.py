@@ -301,7 +301,7 @@ def interval_lines(view: Object, width: int | None) -> list[Text]:
 def _interval_parts(view: Object) -> Iterator[tuple[str, list[Text]]]:
     for receiver in view["receivers"]:
         told = [
-            figures.magnitude(receiver["packets_per_second"], " packets/s"),
+            f"{figures.magnitude(receiver['packets_per_second'])} packets/s",
             figures.magnitude(8 * receiver["bytes_per_second"], "bit/s"),
             f"{figures.magnitude(receiver['packets_per_call'])} packets/call",
             f"{figures.exact(receiver['packets'])} packets",
@@ -324,5 +324,6 @@ def _interval_parts(view: Object) -> Iterator[tuple[str, list[Text]]]:
             told.append("dead")
         if consumer["restarts"]:
             told.append(f"{consumer['restarts']} restarts")
-        found = screen.digest(screen.found_by(consumer), screen.as_of(consumer))
-        yield consumer["name"], [*map(Text, told), *found]
+        found = screen.found_by(consumer)
+        result = screen.digest(found, screen.as_of(consumer)) if found else []
+        yield consumer["name"], [*map(Text, told), *result]

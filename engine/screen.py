@@ -456,7 +456,7 @@ def result(name: str, found: Object, as_of: str = "") -> Iterator[RenderableType
     pieces = list(_pieces({key: value for key, value in found.items() if key not in rows}))
     if pieces:
         head = Text(" " if rows else printable(name), "bold")
-        yield Flow(head, pieces if rows or not as_of else [*pieces, Text(as_of, "dim")])
+        yield Flow(head, pieces if rows or not as_of else [Text(as_of, "dim"), *pieces])
 
 
 def digest(found: Object, as_of: str = "") -> list[Text]:
@@ -468,7 +468,8 @@ def digest(found: Object, as_of: str = "") -> list[Text]:
             continue
         told = [k for k in ("p50_ns", "p99_ns") if k in row] or list(row)[:3]
         pieces.append(Text(" ".join([words(key), *(f"{label(k)} {value(k, row[k])}" for k in told)])))
-    return [*pieces, Text(as_of, "dim")] if as_of else pieces
+    pieces = pieces or [Text("nothing yet", "dim")]
+    return [Text(as_of, "dim"), *pieces] if as_of else pieces
 
 
 def _is_row(key: str, found: Any) -> bool:

@@ -113,6 +113,7 @@ def test_a_pipe_gets_plain_lines() -> None:
         "          ring rx5000  2,400,000 published  <0.01 % in use  at most 0.50 %  never full"
         "  slowest reader latency" in lines
     )
+    assert sum("as of 2,391,004  network p50" in line for line in lines) == 2
     assert sum("socket p50 21.4 µs p99 70.6 µs" in line for line in lines) == 2
     assert "=         0 residual  balanced" in lines
     assert err.getvalue() == "compiling\n"

@@ -241,7 +241,7 @@ def test_results_get_short_before_they_are_left_out() -> None:
         assert "untracked 0" in text
         assert "more lines" not in text
     assert len(low.splitlines()) == 15
-    assert low.splitlines()[-1].rstrip() == "… (4 more lines: a taller terminal, or --plain)"
+    assert low.splitlines()[-1].rstrip() == "… (5 more lines: a taller terminal, or --plain)"
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,6 +276,11 @@ def test_rates_of_a_run_are_means() -> None:
     assert "mean packets/s  mean payload" in text
     assert "mean packets/s 200 k  mean bytes/s 20.0 M  packets 2,399,988  bytes 240 MB" in text
     assert "mean payload" not in drawn(screen.Display("rx5000", views.calm("interval")), 120)
+
+
+def test_a_result_without_samples_says_so() -> None:
+    found = {"socket": views.no_samples(), "total": views.no_samples()}
+    assert [piece.plain for piece in screen.digest(found, "as of 0")] == ["as of 0", "nothing yet"]
 
 
 @pytest.mark.parametrize("found", [[1, 2], "text", 7])
