@@ -7,13 +7,13 @@ ledger; a second signal ends it at once.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from types import FrameType
 from typing import Any
 
 from engine.signals import END_SIGNALS
@@ -40,60 +40,66 @@ def _is_ready(name: str) -> bool:
     return ready
 
 
-def _start(*arguments: str, **more: Any) -> subprocess.Popen[bytes]:
-    """A command in a process group of its own: Ctrl-C reaches it through us, and only once."""
-    return subprocess.Popen([sys.executable, "-m", "tools.cli", *arguments], process_group=0, **more)
+class _Children:
+    """Our commands, each in a process group of its own: signals reach them through us, each once."""
 
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.asked = False
+        for number in END_SIGNALS:
+            signal.signal(number, self._pass_on)
 
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """End it in order, at once if we are interrupted again; its exit code."""
-    while process.poll() is None:
-        with contextlib.suppress(KeyboardInterrupt):
+    def start(self, *arguments: str, **more: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tools.cli", *arguments]
+        process = subprocess.Popen(command, process_group=0, **more)
+        self.processes.append(process)
+        if self.asked:
             process.send_signal(signal.SIGINT)
-            process.wait()
-    return process.returncode
+        return process
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        if number == signal.SIGHUP:  # of a terminal that closes, shell and kernel both tell
+            signal.signal(number, signal.SIG_IGN)
+        for process in self.processes:
+            process.send_signal(signal.SIGINT)
 
 
-def _send(run: subprocess.Popen[bytes], name: str, port: int, cpu: int) -> int:
-    """Feed the run once it is ready, while it lives; an exit code."""
+def _becomes_ready(run: subprocess.Popen[bytes], name: str) -> bool:
     deadline = time.monotonic() + START_S
     while not _is_ready(name):
         if run.poll() is not None:
-            return run.returncode
+            return False
         if time.monotonic() > deadline:
             print(f"rxring: the run was not ready within {START_S} s: see above", file=sys.stderr)
-            return 1
+            return False
         time.sleep(0.05)
-    send = _start(
-        *("send", "--to", f"127.0.0.1:{port}", "--name", f"{name}s", "--cpu", f"{cpu}"),
-        *("--size", "100", "--rate", f"{RATE}", "--duration", f"{SECONDS}", "--json"),
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        while send.poll() is None and run.poll() is None:
-            time.sleep(0.05)
-    finally:
-        code = _end(send)
-    return code
+    return True
 
 
 def main() -> int:
-    for number in END_SIGNALS:
-        signal.signal(number, signal.default_int_handler)
     cpus = sorted(os.sched_getaffinity(0))
     receive, process = cpus[0], cpus[-1]
     port, name = _free_port(), f"demo{os.getpid()}"
-    run = _start(
+    children, sent = _Children(), 1
+    run = children.start(
         *("run", "--name", name, "--listen", f"udp://127.0.0.1:{port}", "--sender", f"{name}s"),
         *("--rx-cpu", f"{receive}", "--consumer", f"latency@{process}", "--consumer", f"gaps@{process}"),
     )
-    code = 0
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            code = _send(run, name, port, process)
-    finally:
-        code = _end(run) or code
-    return code
+    if _becomes_ready(run, name):
+        send = children.start(
+            *("send", "--to", f"127.0.0.1:{port}", "--name", f"{name}s", "--cpu", f"{process}"),
+            *("--size", "100", "--rate", f"{RATE}", "--duration", f"{SECONDS}", "--json"),
+            stdout=subprocess.DEVNULL,
+        )
+        while send.poll() is None and run.poll() is None:
+            time.sleep(0.05)
+        if not children.asked:
+            send.send_signal(signal.SIGINT)  # where the run has ended by itself
+        sent = send.wait()
+    if not children.asked:
+        run.send_signal(signal.SIGINT)
+    return run.wait() or (0 if children.asked else sent)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,5 @@ def drop(stream: IO[str]) -> None:
 
 def complain(text: str) -> None:
     """A line on stderr, where somebody still has it open."""
-    try:
+    with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
-    except OSError:
-        drop(sys.stderr)
