@@ -22,13 +22,13 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     streams.open_missing()
     try:
-        from tools import commands  # takes a moment, in which Ctrl-C must not show a traceback
+        from tools import commands  # here: it takes a moment, and Ctrl-C must not show a traceback
 
         code = commands.invoke(list(sys.argv[1:] if args is None else args))
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        streams.drop(sys.stdout)  # who read it has what he wanted
+        streams.drop_output()  # who read it has what he wanted
         return 0
     except SystemExit as ending:
         if isinstance(ending.__context__, BrokenPipeError):  # how rich answers one
@@ -41,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except Failed as error:
         return _complain(str(error), 1)
     except OSError as error:
-        streams.drop(sys.stdout)
+        streams.drop_output()
         where = f"{error.filename}: " if error.filename else ""
         return _complain(f"{where}{error.strerror or error}: RXRING_DEBUG=1 shows where", 1)
     except Exception as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -205,7 +204,7 @@ def _speaker(json: bool | None, line: Callable[[dict[str, Any]], str]) -> Callab
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
-            streams.drop(sys.stdout)
+            streams.drop_output()
 
     return say
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import IO
 
 
 def open_missing() -> None:
@@ -19,10 +18,10 @@ def open_missing() -> None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
-def drop(stream: IO[str]) -> None:
-    """Send what is still buffered, and all to come, to /dev/null: Python would try again when it exits."""
+def drop_output() -> None:
+    """Lead stdout to /dev/null, what is still buffered, too: Python would try again when it exits."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def complain(text: str) -> None:
