@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from runs import Run, Source, check_ledger
 
 import rings
 
@@ -46,3 +49,37 @@ def test_two_first_starts_at_once_both_work_and_so_does_the_next(name: str, tmp_
     assert last.communicate(timeout=300)[1] == ""
     assert last.returncode == 0
     assert sorted(tmp_path.rglob("*.nbc")) == compiled  # served, not made again
+
+
+def test_two_engines_start_for_the_first_time_at_once(name: str, tmp_path: Path) -> None:
+    """Whole runs as a user starts them; a third finds all compiled, and says so by saying nothing."""
+
+    def start(which: str) -> Run:
+        flags = ("--consumer", "rate", "--consumer", "gaps", "--sender", f"{name}{which}.s")
+        return Run(name + which, *flags, command=True, cache=tmp_path)
+
+    with contextlib.ExitStack() as stack:
+        both = [stack.enter_context(start(which)) for which in "ab"]
+        for run, which in zip(both, "ab", strict=True):
+            _receive(run, f"{name}{which}.s")
+        assert any("compiling for the first time" in run.stderr for run in both)
+    compiled = sorted(tmp_path.rglob("*.nbc"))
+    with start("c") as run:
+        _receive(run, f"{name}c.s")
+        assert "compiling" not in run.stderr
+    assert sorted(tmp_path.rglob("*.nbc")) == compiled
+
+
+def _receive(run: Run, sender: str) -> None:
+    first = run.next(timeout_s=300)
+    assert first is not None, run.errors
+    assert first["type"] == "ready"
+    run.ready = first  # sooner than it would have lost patience
+    with Source(sender) as source:
+        source.connect(run)
+        source.send([b"x" * 100] * 20)
+        source.done()
+        summary = run.end()
+    assert run.errors == ""
+    check_ledger(summary)
+    assert [consumer["delivered"] for consumer in summary["consumers"]] == [20, 20]
