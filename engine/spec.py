@@ -37,7 +37,7 @@ from engine.errors import Refused
 from engine.figures import format_size, parse_size
 
 MAX_BATCH = 3000
-MAX_SECONDS = 1e9
+MIN_SECONDS, MAX_SECONDS = 0.001, 1e9
 FIFO_PRIORITY = 1  # any is before every ordinary task; a higher one only passes other real-time tasks
 STRIDE_BYTES = 128  # the least that one message of a receive takes of the arena
 NAME_BYTES = 32
@@ -136,13 +136,13 @@ def cpus(raw: object) -> tuple[int, ...]:
 
 
 def seconds(raw: object) -> float:
-    """A duration greater than 0, from 10 or "0.5"."""
+    """A duration, from 10 or "0.5"."""
     try:
         value = float(str(raw)) if isinstance(raw, float) else float(_written(raw))
     except ValueError:
         value = math.nan
-    if not 0 < value <= MAX_SECONDS:
-        raise ValueError(f"{str(raw)!r} is no time: give seconds greater than 0, like 10 or 0.5")
+    if not MIN_SECONDS <= value <= MAX_SECONDS:
+        raise ValueError(f"{str(raw)!r} is no time: give seconds from {MIN_SECONDS}, like 10 or 0.5")
     return value
 
 
@@ -399,6 +399,8 @@ def _instead(key: str, parsers: Mapping[str, Parser]) -> str:
     """What to write in place of an unknown key."""
     if parsers is RUN and key in RECEIVER:
         return "it belongs under [[receiver]]"
+    if parsers is not RUN and key in RUN:
+        return "it belongs at the top of the file"
     near = difflib.get_close_matches(key, [*parsers, *(_TABLES if parsers is RUN else ())], 1)
     return f"did you mean {near[0]}?" if near else f"give one of {', '.join(parsers)}"
 

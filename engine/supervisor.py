@@ -32,7 +32,7 @@ from engine.ledger import NamespaceCounters
 from engine.net.receiver import Receiver
 from engine.net.sockets import DropCount, ask_for_gro, bind_udp, cut_off, discard, open_udp, probe_udp
 from engine.receiving import Receiving, compile_all
-from engine.report import Report
+from engine.report import Report, plain_data
 from engine.signals import END_SIGNALS
 from engine.snapshot import ConsumerPart, ReceiverPart, snapshot
 from engine.spec import RunSpec, wants_gro
@@ -432,6 +432,8 @@ class Supervisor:
             os.close(write_end)
 
     def _on_signal(self, number: int, frame: object) -> None:
+        if number == signal.SIGHUP and self._signals:
+            return  # a terminal that closes sends two
         self._signals += 1
         if self._preparing:
             # Nothing exists yet that would have to be ended. An exception might be swallowed by a
@@ -444,6 +446,7 @@ class Supervisor:
         """Something holds us up: output that nobody reads, a handler's report that does not end."""
         with contextlib.suppress(Exception):
             self._clear()
+            self.report.__exit__()
         os._exit(1)
 
     # ── reporting ────────────────────────────────────────────────────────────────────────────────────
@@ -491,12 +494,12 @@ class Supervisor:
         """The last view, for whoever looks from outside; results that don't fit a record are left out."""
         assert self.status is not None
         index = len(self.status.workers) - 1
-        facts = {"state": state, "view": view}
+        facts = {"state": state, "view": plain_data(view)}
         try:
             self.status.publish(index, facts)
         except ValueError:
             slim = view | {"consumers": [c | {"result": None} for c in view["consumers"]]}
-            self.status.publish(index, {"state": state, "view": slim})
+            self.status.publish(index, {"state": state, "view": plain_data(slim)})
 
     def _ready_object(self) -> dict[str, Any]:
         assert self.status is not None

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
@@ -393,6 +394,7 @@ class Reader:
         r["copied_arena"] = self._copy.ctypes.data + descriptors_bytes
         self._batch: Batch | None = None
         self._open = True
+        _readers.add(self)
         try:
             self._index = self._join()
         except BaseException:
@@ -561,6 +563,11 @@ class Reader:
                     return False
             return True
 
+    def _check_hope(self) -> None:
+        """RingError where nothing can come any more: the writer died, and no other could find the ring."""
+        if self.state == "orphaned" and not self._segment.is_linked():
+            raise RingError(f"ring {self._ring.name} was removed, and its writer died without closing it")
+
     def _end_batch(self) -> None:
         batch, self._batch = self._batch, None
         if batch is not None:
@@ -575,7 +582,8 @@ class Reader:
             batch = self.poll()
             if batch is not None:
                 return batch
-            self.wait(1.0)
+            if not self.wait(1.0):
+                self._check_hope()
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         return self
@@ -588,13 +596,28 @@ class Reader:
                 raise StopAsyncIteration from None
             if batch is not None:
                 return batch
-            await asyncio.to_thread(self.wait, 0.1)
+            if not await asyncio.to_thread(self.wait, 0.1):
+                self._check_hope()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+# All there are: a forked child has a copy of each. It must neither hold their locks, or they would outlive
+# their process, nor leave the ring in their name. Compiled code may still read on (`record`).
+_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for reader in _readers:
+        reader._open = False
+        reader._segment.close()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 @jit

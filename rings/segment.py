@@ -123,10 +123,14 @@ class Segment:
 
     def forget(self) -> None:
         """Close the descriptor, and with it our locks, and the mappings."""
+        self.close()
+        self.unmap()
+
+    def close(self) -> None:
+        """Close the descriptor; the mappings stay."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        self.unmap()
 
     def __del__(self) -> None:
         """What was dropped lets go, as if its process had died: a lock without a holder stops the others."""

@@ -20,6 +20,7 @@ their locks, and free the slot of one that does not by a CAS on the word we saw 
 from __future__ import annotations
 
 import os
+import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -372,6 +373,7 @@ class Writer:
         w["readers"] = geometry.readers
         w["lock_fd"] = self._segment.fd
         start_writing(self.record)
+        _writers.add(self)
 
     @staticmethod
     def compile() -> None:
@@ -428,3 +430,17 @@ class Writer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+# As in rings.reader: what a forked child must not hold. Without the descriptor compiled code that writes
+# on can't ask who is dead, and evicts nobody.
+_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for writer in _writers:
+        writer._segment.close()
+        writer.record[0]["lock_fd"] = -1
+
+
+os.register_at_fork(after_in_child=_disown_all)

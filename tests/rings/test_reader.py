@@ -656,3 +656,61 @@ def test_two_lines_read_a_ring_from_another_program(ring: Ring, name: str) -> No
     assert program.communicate(timeout=60)[0] == "b'hello'\n"
     assert program.returncode == 0
     assert ring.readers()[0].state in ("dead", "left")
+
+
+def test_a_child_that_is_forked_keeps_no_readers_lock(ring: Ring, fork: Any) -> None:
+    """The reader dies with its own process: a child that lives on is not it, and cannot speak for it."""
+
+    def read_and_leave_a_child() -> None:
+        reader = ring.reader("parent")
+        if os.fork() == 0:
+            try:
+                with pytest.raises(RingError, match="reader 'parent' is closed"):
+                    reader.poll()
+                reader.close()  # frees no slot
+                assert ring.readers()[0].state == "active"
+            except BaseException:
+                os._exit(1)
+            signal.pause()
+        signal.pause()
+
+    with ring.writer() as writer:
+        child = fork(read_and_leave_a_child)
+        await_(lambda: [info.state for info in ring.readers()] == ["active"])
+        await_(lambda: children(child.pid))
+        (orphan,) = children(child.pid)
+        child.kill()
+        await_(lambda: ring.readers()[0].state == "dead")
+        assert Path(f"/proc/{orphan}").exists()
+        for _ in range(100):
+            assert writer.write(b"", timeout_s=20)
+        os.kill(orphan, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_child_that_is_forked_is_no_writer(ring: Ring) -> None:
+    with ring.writer() as writer:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                writer.write(b"")
+            except RingError:
+                writer.close()  # closes no ring
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert ring.state == "live"
+        assert writer.write(b"")
+
+
+def test_iteration_ends_where_nothing_can_come_any_more(ring: Ring, fork: Any) -> None:
+    with ring.reader() as reader:
+        child = fork(lambda: (ring.writer(), signal.pause()))
+        await_(lambda: reader.state == "live")
+        child.kill()
+        ring.segment.unlink()
+        with pytest.raises(RingError, match="was removed, and its writer died"):
+            next(reader)
