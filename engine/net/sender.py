@@ -482,9 +482,9 @@ def run(plan: SendPlan, emit: Callable[[dict[str, Any]], None]) -> dict[str, Any
         stop.prepare(lambda: sender.prepare(stack))
         if not stop.asked:
             emit(sender.ready())
-        sender.start()
-        drive(sender.run_slice, stop, sender.end_ns, lambda: emit(sender.interval()))
-        sender.close_flows()
+            sender.start()
+            drive(sender.run_slice, stop, sender.end_ns, lambda: emit(sender.interval()))
+            sender.close_flows()
         sender.publish("done")
         summary = sender.summary()
         emit(summary)
