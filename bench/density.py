@@ -25,14 +25,14 @@ from bench.pinned import Pinned
 from bench.runner import Case, Claim, Figures
 from engine.errors import Failed
 from engine.net.libc import IOVEC, MMSGHDR, MSG_DONTWAIT, recvmmsg
-from engine.net.receiver import _CONTROL_BYTES, Receiver, _await_packets, _kernel_time, receive
+from engine.net.receiver import CONTROL_BYTES, Receiver, await_packets, describe_message, receive
 from engine.net.sockets import bind_udp, open_udp
 from rings.atomics import pointer
 from rings.jit import compile_for, jit
 from rings.layout import ALIGN, DESCRIPTOR
 from rings.libc import monotonic_ns, realtime_ns
 from rings.ring import Ring
-from rings.writer import WRITER_STATE, Writer, describe, publish, reserve
+from rings.writer import WRITER_STATE, Writer, publish, reserve
 
 SIZES = {100: 64, 1472: 44, 8872: 7}  # bytes of a packet: packets in a GSO message
 BATCH = 64
@@ -134,23 +134,21 @@ def receive_into_slots(rx_state, w_state, slot_bytes, deadline_ns):  # type: ign
     headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)
     iovecs = carray(pointer(rx.iovecs), 2 * rx.batch, IOVEC)
     while monotonic_ns() < deadline_ns:
-        if rx.short != 0 and not _await_packets(rx, 10):
+        if rx.short != 0 and not await_packets(rx, 10):
             continue
         reserve(w, rx.batch, rx.batch * slot_bytes)  # nobody reads: there is always room
         start = w.position
         for i in range(rx.batch):
             iovecs[2 * i].base = w.arena + ((start + i * slot_bytes) & (w.arena_bytes - 1))
             iovecs[2 * i].length = slot_bytes
-            headers[i].control_length = _CONTROL_BYTES
+            headers[i].control_length = CONTROL_BYTES
         taken = np.int64(recvmmsg(rx.fd, rx.headers, rx.batch, MSG_DONTWAIT, 0))
         rx.short = 1 if taken < rx.batch else 0
         received_ns = realtime_ns()
         number, size = w.number, np.int64(0)
         for i in range(taken):
-            length = np.int64(headers[i].length)
-            time_ns, socket_ns, flags = _kernel_time(rx, i, headers[i].control_length, received_ns)
-            number, _ = describe(w, i, number, time_ns, start + i * slot_bytes, length, socket_ns, 0, flags)
-            size += length
+            number, _ = describe_message(rx, w, i, number, start + i * slot_bytes, i, received_ns)
+            size += headers[i].length
         if taken > 0:
             publish(w, taken, number, start + taken * slot_bytes, size)
 

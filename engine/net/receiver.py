@@ -68,7 +68,7 @@ _ALIGN, _OVERFLOW_BYTES, _REFUSALS = ALIGN, MAX_FRAME_BYTES, REFUSALS
 _NO_KERNEL_TIME = int(FrameFlag.NO_KERNEL_TIME)
 _SATURATED, _NEGATIVE = int(FrameFlag.SATURATED), int(FrameFlag.NEGATIVE)
 _UNTOUCHED = -1
-_CONTROL_BYTES = 64  # takes both kinds of ancillary data that we ask for, and no third
+CONTROL_BYTES = 64  # takes both kinds of ancillary data that we ask for, and no third
 _CMSG_BYTES = 16  # struct cmsghdr
 _TIMESTAMP_BYTES = _CMSG_BYTES + 16  # with a timespec
 _TIMESTAMP_TYPE = 1 | SO_TIMESTAMPNS << 32  # its level and type, as one word
@@ -152,7 +152,7 @@ class Receiver:
         room: bytes that a message may have, a multiple of ALIGN from 2048 to MAX_FRAME_BYTES; longer ones
         are refused as truncated.
         """
-        control_bytes = _CONTROL_BYTES if timestamps or gro else 0
+        control_bytes = CONTROL_BYTES if timestamps or gro else 0
         messages = Messages.prepare(batch, iovecs=2, control_bytes=control_bytes, shared=True)
         overflow = shared_zeros((batch, MAX_FRAME_BYTES), np.uint8)
         state = shared_zeros(1, RECEIVER_STATE)
@@ -242,7 +242,7 @@ def _add(w, counter, value):  # type: ignore[no-untyped-def]
 def _ancillary(rx, i, header):  # type: ignore[no-untyped-def]
     """(kernel time, −1 without; segment, 0 for one packet) of message i, whose header this is."""
     kernel_ns, segment = np.int64(-1), np.int64(0)
-    at = rx.control + i * _CONTROL_BYTES
+    at = rx.control + i * CONTROL_BYTES
     end = at + header.control_length
     while at + _CMSG_BYTES < end:
         control = carray(pointer(at), 4, np.int64)
@@ -271,7 +271,7 @@ def _kernel_time(kernel_ns, received_ns):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _describe(rx, w, index, number, position, i, received_ns):  # type: ignore[no-untyped-def]
+def describe_message(rx, w, index, number, position, i, received_ns):  # type: ignore[no-untyped-def]
     """`writer.describe` message i of the last call, which lies at `position`, as frame `head + index`."""
     header = carray(pointer(rx.headers), rx.batch, MMSGHDR)[i]
     kernel_ns, segment = _ancillary(rx, i, header)
@@ -336,7 +336,7 @@ def _publish_batch(rx, w, count, received_ns):  # type: ignore[no-untyped-def]
                 moved += 1
             else:
                 target = source
-            number, target = _describe(rx, w, frames, number, target, i, received_ns)
+            number, target = describe_message(rx, w, frames, number, target, i, received_ns)
             size += length
             frames += 1
         source += rx.stride
@@ -386,14 +386,14 @@ def _publish_private(rx, w):  # type: ignore[no-untyped-def]
             return False
         else:
             memmove(w.arena + (w.position & (w.arena_bytes - 1)), rx.overflow + i * _OVERFLOW_BYTES, length)
-            number, position = _describe(rx, w, 0, w.number, w.position, i, rx.received_ns)
+            number, position = describe_message(rx, w, 0, w.number, w.position, i, rx.received_ns)
             publish(w, 1, number, position, length)
     _enter(rx, _IDLE)
     return True
 
 
 @jit
-def _await_packets(rx, most_ms):  # type: ignore[no-untyped-def]
+def await_packets(rx, most_ms):  # type: ignore[no-untyped-def]
     """Sleep until the socket has something, bounded, so that the stop word is seen; has it?"""
     pollfd = scratch()
     store_relaxed(pollfd, rx.fd | (POLLIN << 32))
@@ -456,7 +456,7 @@ def receive(rx_state, w_state, stop, deadline_ns, drain):  # type: ignore[no-unt
         if _packets_left(rx, w) <= 0:
             why = FINISHED
             break
-        if rx.short != 0 and not _await_packets(rx, 0 if drain else _POLL_MS):
+        if rx.short != 0 and not await_packets(rx, 0 if drain else _POLL_MS):
             if drain:
                 why = FINISHED
                 break
