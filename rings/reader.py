@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
@@ -68,7 +67,7 @@ from rings.layout import (
 )
 from rings.libc import memmove, monotonic_ns
 from rings.ring import writer_state
-from rings.segment import RingError
+from rings.segment import RingError, in_children
 from rings.wait import STRATEGIES, wait
 from rings.writer import compiled_layout_hash
 
@@ -394,7 +393,7 @@ class Reader:
         r["copied_arena"] = self._copy.ctypes.data + descriptors_bytes
         self._batch: Batch | None = None
         self._open = True
-        _readers.add(self)
+        in_children(self, Reader._disown)
         try:
             self._index = self._join()
         except BaseException:
@@ -495,6 +494,11 @@ class Reader:
             slot["pid"] = 0
             claim(self.record[0]["slot"], word, word - SlotState.ACTIVE + SlotState.FREE)
             self._let_go()
+
+    def _disown(self) -> None:
+        """In a forked child: it must not leave the ring in our name. Compiled code may read on (`record`)."""
+        self._open = False
+        self._segment.close()
 
     def _let_go(self) -> None:
         self.section = None
@@ -604,20 +608,6 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-# All there are: a forked child has a copy of each. It must neither hold their locks, or they would outlive
-# their process, nor leave the ring in their name. Compiled code may still read on (`record`).
-_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
-
-
-def _disown_all() -> None:
-    for reader in _readers:
-        reader._open = False
-        reader._segment.close()
-
-
-os.register_at_fork(after_in_child=_disown_all)
 
 
 @jit

@@ -18,8 +18,11 @@ import pwd
 import re
 import stat
 import time
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import posix_ipc
 
@@ -135,6 +138,25 @@ class Segment:
     def __del__(self) -> None:
         """What was dropped lets go, as if its process had died: a lock without a holder stops the others."""
         self.forget()
+
+
+_held: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+
+
+def in_children(holder: Any, disown: Callable[[Any], None]) -> None:
+    """In every process forked from this one, call `disown(holder)`, which closes the holder's descriptor.
+
+    A lock belongs to the open file, which a child inherits: held by it, it would outlive its process.
+    """
+    _held[holder] = disown
+
+
+def _disown_all() -> None:
+    for holder, disown in _held.items():
+        disown(holder)
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def open_segment(name: str) -> Segment:

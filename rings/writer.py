@@ -20,7 +20,6 @@ their locks, and free the slot of one that does not by a CAS on the word we saw 
 from __future__ import annotations
 
 import os
-import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -59,7 +58,7 @@ from rings.layout import (
     offsets,
 )
 from rings.libc import fcntl, futex_wake_all, memmove, monotonic_ns, realtime_ns, sleep_ns
-from rings.segment import RingError
+from rings.segment import RingError, in_children
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -373,7 +372,7 @@ class Writer:
         w["readers"] = geometry.readers
         w["lock_fd"] = self._segment.fd
         start_writing(self.record)
-        _writers.add(self)
+        in_children(self, Writer._disown)
 
     @staticmethod
     def compile() -> None:
@@ -425,22 +424,13 @@ class Writer:
         self._memory = np.zeros(0, np.uint8)
         self._segment.forget()
 
+    def _disown(self) -> None:
+        """In a forked child. Compiled code may write on (`record`), but can't ask who is dead: none is evicted."""
+        self._segment.close()
+        self.record[0]["lock_fd"] = -1
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-# As in rings.reader: what a forked child must not hold. Without the descriptor compiled code that writes
-# on can't ask who is dead, and evicts nobody.
-_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
-
-
-def _disown_all() -> None:
-    for writer in _writers:
-        writer._segment.close()
-        writer.record[0]["lock_fd"] = -1
-
-
-os.register_at_fork(after_in_child=_disown_all)
