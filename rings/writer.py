@@ -425,7 +425,7 @@ class Writer:
         self._segment.forget()
 
     def _disown(self) -> None:
-        """In a forked child. Compiled code may write on (`record`), but can't ask who is dead: none is evicted."""
+        """In a forked child. Compiled code may write on, but can't ask who is dead: it evicts none."""
         self._segment.close()
         self.record[0]["lock_fd"] = -1
 
