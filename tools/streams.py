@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import TextIO
 
 
 def open_missing() -> None:
@@ -18,13 +19,15 @@ def open_missing() -> None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
-def drop_output() -> None:
+def drop_output(stream: TextIO | None = None) -> None:
     """Lead stdout to /dev/null, what is still buffered, too: Python would try again when it exits."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        os.dup2(nowhere.fileno(), (stream or sys.stdout).fileno())
 
 
 def complain(text: str) -> None:
-    """A line on stderr, where somebody still has it open."""
-    with contextlib.suppress(OSError):
+    """A line on stderr, where it can be written."""
+    try:
         print(text, file=sys.stderr, flush=True)
+    except OSError:
+        drop_output(sys.stderr)

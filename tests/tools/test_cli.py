@@ -224,10 +224,13 @@ def test_a_full_disk_is_said(unbuffered: str) -> None:
     assert done.stderr == "rxring: No space left on device: RXRING_DEBUG=1 shows where\n"
 
 
-def test_a_message_that_cannot_be_written_changes_no_exit_code() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_message_that_cannot_be_written_changes_no_exit_code(unbuffered: str) -> None:
     command = [sys.executable, "-m", "tools.cli", "rum"]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
-        assert subprocess.run(command, check=False, cwd=ROOT, stderr=full, timeout=60).returncode == 2
+        done = subprocess.run(command, check=False, cwd=ROOT, stderr=full, timeout=60, env=environment)
+    assert done.returncode == 2
 
 
 # ── rings ────────────────────────────────────────────────────────────────────────────────────────────
