@@ -83,6 +83,9 @@ _JOINED_PACKETS, _JOINED_FRAME = offsets(READER, "joined_packets", "joined_frame
 _ACCOUNT_BYTES = ACCOUNT.itemsize
 _FRAME_BYTES = DESCRIPTOR.itemsize
 _ALIGN_SHIFT = 4  # descriptors count offsets in 16 bytes
+_BLOCK_SHIFT = 6
+BLOCK_FRAMES = 1 << _BLOCK_SHIFT  # what the members of a split take in turn
+MAX_SPLIT = 64
 _CLOSED = int(WriterState.CLOSED)
 NEVER = (1 << 62) - 1  # `protected` of a reader that always copies
 _SLICE_NS = 50_000_000  # of a wait: compiled code sees no signals
@@ -118,6 +121,8 @@ READER_STATE = np.dtype(
             "batch_descriptors",  # address of the first descriptor of the batch
             "batch_arena",  # payload of a frame: here + offset × 16
             "batch_end_number",  # of the first packet after the batch
+            "split",  # members that share the work, 1: nobody else
+            "member",  # which of them we are
             "nap_since_ns",
             "nap_cursor",
         )
@@ -171,6 +176,29 @@ def _skip_to_floor(r):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _pass_others(r):  # type: ignore[no-untyped-def]
+    """Go past the blocks of the other members, as far as they are published; how far our own then reaches.
+
+    Block b, of BLOCK_FRAMES frames, is member b mod N's.
+    """
+    if r.split == 1:
+        return r.frames
+    while True:
+        block = r.cursor >> _BLOCK_SHIFT
+        blocks = (r.member - block) % r.split  # until the next of ours
+        end = min((block + blocks) << _BLOCK_SHIFT, load_acquire(r.writer + _PUBLISHED))
+        if blocks == 0 or end <= r.cursor:
+            return ((block + 1) << _BLOCK_SHIFT) - r.cursor
+        number = number_at(r, end)
+        if number < 0:  # lapped meanwhile; never where the writer waits for us
+            _skip_to_floor(r)
+            continue
+        r.passed += number - r.packets
+        r.packets = number
+        _keep_account(r, end)
+
+
+@jit
 def _contiguous(r, first, count, max_bytes):  # type: ignore[no-untyped-def]
     """How many of `count` descriptors from address `first` have payloads in one piece of `max_bytes`.
 
@@ -197,8 +225,9 @@ def poll(r, most):  # type: ignore[no-untyped-def]
     """
     if r.cursor < r.protected:
         return _poll_copy(r, most)
+    own = _pass_others(r)
     count = load_acquire(r.writer + _PUBLISHED) - r.cursor  # pairs with the release in writer.publish
-    count = min(count, most, r.max_frames, r.frames - (r.cursor & (r.frames - 1)))
+    count = min(count, most, own, r.max_frames, r.frames - (r.cursor & (r.frames - 1)))
     if count > 0:
         first = _descriptor(r, r.cursor)
         count = _contiguous(r, first, count, r.max_bytes)
@@ -214,8 +243,9 @@ def _poll_copy(r, most):  # type: ignore[no-untyped-def]
     """`poll` for a reader that the writer may overtake."""
     while True:
         _skip_to_floor(r)
+        own = _pass_others(r)
         count = load_acquire(r.writer + _PUBLISHED) - r.cursor
-        count = min(count, most, r.copy_frames, r.frames - (r.cursor & (r.frames - 1)))
+        count = min(count, most, own, r.copy_frames, r.frames - (r.cursor & (r.frames - 1)))
         r.batch_frames = max(count, 0)
         if count <= 0:
             return 0
@@ -335,6 +365,8 @@ class Reader:
     policy: "gate", the writer waits for this reader; "skip", it is lapped and told how much it lost.
     wait: "block" sleeps, "yield" gives up its slice, "spin" burns its core.
     max_frames, max_bytes: the largest batch; by default, and at most, half the ring.
+    split, member: this is member 0 … split − 1 of so many that share the work: each handles every split-th
+    block of BLOCK_FRAMES frames, and counts what it leaves to the others as `passed`.
     `record` (READER_STATE, shape (1,)) is for compiled code: poll(record[0], …) and so on.
     """
 
@@ -347,6 +379,8 @@ class Reader:
         wait: str = "block",
         max_frames: int | None = None,
         max_bytes: int | None = None,
+        split: int = 1,
+        member: int = 0,
     ) -> None:
         if int(compiled_layout_hash()) != LAYOUT_HASH:
             raise RingError("compiled code of another version: empty the compile cache")
@@ -354,6 +388,10 @@ class Reader:
             raise RingError(f"policy {policy!r}: use gate or skip")
         if wait not in STRATEGIES:
             raise RingError(f"wait {wait!r}: use block, yield or spin")
+        if not 0 <= member < split <= MAX_SPLIT:
+            raise RingError(
+                f"member {member} of {split}: give a split of 1 to {MAX_SPLIT} and 0 ≤ member < split"
+            )
         self.name = f"reader-{os.getpid()}" if name is None else name
         if not 1 <= len(self.name.encode()) <= NAME_BYTES or "\0" in self.name:
             raise RingError(f"reader name {self.name!r}: use 1 to {NAME_BYTES} bytes")
@@ -387,6 +425,7 @@ class Reader:
         r["arena_bytes"] = geometry.arena_bytes
         r["max_frames"] = frames
         r["max_bytes"] = size
+        r["split"], r["member"] = split, member
         r["copy_frames"] = copy_frames
         r["copy_bytes"] = copy_bytes
         r["copied_descriptors"] = self._copy.ctypes.data

@@ -1,0 +1,120 @@
+"""Members that share the work: each packet is handled by one of them, and `passed` by the others."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from forked import await_
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import rings
+from rings import RingError
+from rings.reader import BLOCK_FRAMES, MAX_SPLIT, Reader
+from rings.ring import Ring
+
+FRAMES = 512
+
+
+@pytest.fixture
+def ring(name: str) -> Iterator[Ring]:
+    with rings.create(name, frames=FRAMES, arena_bytes=1 << 16) as made:
+        yield made
+
+
+def take(reader: Reader) -> list[int]:
+    """The packets that are there for it, by their number."""
+    numbers: list[int] = []
+    while (batch := reader.poll()) is not None:
+        for i in range(len(batch)):
+            numbers.append(int.from_bytes(batch.payload(i).tobytes(), "little"))
+    return numbers
+
+
+def account(reader: Reader) -> tuple[int, int, int]:
+    info = next(info for info in reader._ring.readers() if info.name == reader.name)
+    assert info.delivered + info.skipped + info.passed + info.unread == (
+        reader._ring.published()[1] - info.joined_packets
+    )
+    return info.delivered, info.skipped, info.passed
+
+
+@pytest.mark.parametrize("policy", ["gate", "skip"])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(split=st.integers(1, 5), bursts=st.lists(st.integers(0, 300), max_size=12))
+def test_each_packet_is_one_members(ring: Ring, policy: str, split: int, bursts: list[int]) -> None:
+    with ring.writer() as writer:
+        start = ring.published()[1]
+        members = [ring.reader(f"m{k}", policy=policy, split=split, member=k) for k in range(split)]
+        got: list[list[int]] = [[] for _ in members]
+        sent = 0
+        for burst in bursts:
+            for _ in range(burst):
+                writer.write((start + sent).to_bytes(4, "little"), timeout_s=0)
+                sent += 1
+            for numbers, member in zip(got, members, strict=True):
+                numbers += take(member)
+        for numbers in got:
+            assert numbers == sorted(numbers)
+        assert sorted(n for numbers in got for n in numbers) == list(range(start, start + sent))
+        for k, numbers in enumerate(got):
+            assert {n // BLOCK_FRAMES % split for n in numbers} <= {k}
+            assert account(members[k]) == (len(numbers), 0, sent - len(numbers))
+        for member in members:
+            member.close()
+
+
+def test_a_lapped_member_knows_what_it_lost_and_handles_only_its_own(ring: Ring) -> None:
+    with ring.writer() as writer, ring.reader("m1", policy="skip", split=3, member=1) as reader:
+        for n in range(5 * FRAMES + 17):
+            writer.write(n.to_bytes(4, "little"))
+        numbers = take(reader)
+        delivered, skipped, passed = account(reader)
+        assert numbers == [n for n in range(skipped, 5 * FRAMES + 17) if n // BLOCK_FRAMES % 3 == 1]
+        assert delivered == len(numbers)
+        assert skipped >= 4 * FRAMES
+        assert passed == 5 * FRAMES + 17 - skipped - delivered
+
+
+def test_the_writer_waits_for_a_member_that_gates(ring: Ring) -> None:
+    with ring.writer() as writer, ring.reader("m0", split=2, member=0) as reader:
+        for n in range(FRAMES - 1):
+            assert writer.write(n.to_bytes(4, "little"), timeout_s=0)
+        assert not writer.write(b"", timeout_s=0)
+        assert take(reader) == [n for n in range(FRAMES - 1) if n // BLOCK_FRAMES % 2 == 0]
+        assert writer.write(b"", timeout_s=0)
+
+
+def test_a_member_that_dies_comes_back_under_its_name(ring: Ring, fork: Any) -> None:
+    with ring.writer() as writer, ring.reader("m0", policy="skip", split=2, member=0):
+        first = fork(_release_ten, ring)
+        await_(lambda: len(ring.readers()) == 2)
+        for n in range(200):
+            writer.write(n.to_bytes(4, "little"))
+        await_(lambda: ring.readers()[1].delivered == 10)
+        first.kill()
+        with ring.reader("m1", split=2, member=1) as again:
+            assert take(again) == [n for n in range(74, 200) if n // BLOCK_FRAMES % 2 == 1]
+            assert account(again) == (64 + 8, 0, 128)
+
+
+def _release_ten(ring: Ring) -> None:
+    """Of the first batch, and then sleep for ever."""
+    reader = ring.reader("m1", split=2, member=1)
+    await_(lambda: ring.published()[0] == 200)
+    batch = reader.poll()
+    assert batch is not None
+    batch.release(10)
+    signal.pause()
+
+
+@pytest.mark.parametrize(("split", "member"), [(0, 0), (2, 2), (2, -1), (MAX_SPLIT + 1, 0)])
+def test_an_impossible_member_is_refused(ring: Ring, split: int, member: int) -> None:
+    with pytest.raises(RingError, match=f"member {member} of {split}: give a split of 1 to {MAX_SPLIT}"):
+        ring.reader(split=split, member=member)
+    assert ring.readers() == []
+    assert np.all(ring.slots["word"] & 0xFF == 0)
