@@ -117,6 +117,8 @@ class Consumer:
             self.spec.name,
             policy=self.spec.policy,
             wait=self.spec.wait,
+            split=self.spec.split,
+            member=self.spec.member,
             max_frames=max(ring.geometry.frames // 16, 1),
             max_bytes=ring.geometry.arena_bytes // 16,
         )

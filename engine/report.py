@@ -162,10 +162,11 @@ def plain_data(view: Object) -> Object:
     Of text, that is what UTF-8 can say: a file's name may hold any bytes.
     """
     told = dict(view)
-    if "consumers" in view:
-        told["consumers"] = [
-            {**c, "result": _plain_result(c["result"])} if "result" in c else c for c in view["consumers"]
-        ]
+    for part in ("consumers", "groups"):
+        if part in view:
+            told[part] = [
+                {**c, "result": _plain_result(c["result"])} if "result" in c else c for c in view[part]
+            ]
     decoded: Object = _through_json(told)
     return decoded
 

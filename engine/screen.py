@@ -217,8 +217,14 @@ def _consumers(view: Object, columns: Sequence[Column]) -> Iterator[RenderableTy
         yield Fitted(columns, view["consumers"])
 
 
+def reporting(view: Object) -> list[Object]:
+    """Who has a result: groups in place of their members."""
+    members = {name for group in view["groups"] for name in group["members"]}
+    return [c for c in view["consumers"] if c["name"] not in members] + list(view["groups"])
+
+
 def _results(view: Object) -> Iterator[RenderableType]:
-    for consumer in view["consumers"]:
+    for consumer in reporting(view):
         if found := found_by(consumer):
             yield _BLANK
             yield from result(consumer["name"], found, as_of(consumer))
@@ -227,7 +233,7 @@ def _results(view: Object) -> Iterator[RenderableType]:
 def _digests(view: Object) -> Iterator[RenderableType]:
     """The results in as few lines as they can do with."""
     yield _BLANK
-    for consumer in view["consumers"]:
+    for consumer in reporting(view):
         if found := found_by(consumer):
             yield Flow(Text(printable(consumer["name"]), "bold"), digest(found, as_of(consumer)))
 

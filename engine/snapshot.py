@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,14 +114,7 @@ class ConsumerPart:
     report_error: str = ""  # why its handler's report failed
 
     def counts(self, reader: ReaderInfo | None, facts: dict[str, Any], state: bytes) -> dict[str, Any]:
-        spec, handler = self.consumer.spec, self.consumer.handler
-        result: Any = None
-        if len(state) == self.consumer.state_bytes:
-            try:
-                result = handler.report(np.frombuffer(bytearray(state), handler.dtype)[0])
-            except (Exception, SystemExit) as error:  # the user's own code: the others' results stand
-                self.report_error = f"its report failed: {type(error).__name__}: {error}"
-                result = {"error": self.report_error}
+        spec = self.consumer.spec
         argument = "" if spec.argument is None else f"={os.fsencode(spec.argument).decode(errors='replace')}"
         return {
             "name": self.name,
@@ -136,8 +130,44 @@ class ConsumerPart:
             "alive": self.alive,
             "restarts": self.restarts,
             "since_packet": facts.get("since_packet", 0),
-            "result": result,
+            "result": self.report([state]),
             "result_at": facts.get("handled", 0),
+        }
+
+    def report(self, states: list[bytes]) -> Any:
+        """What its handler says of a state, or of several added up; None where there is none yet."""
+        handler = self.consumer.handler
+        records = [
+            np.frombuffer(bytearray(state), handler.dtype)[0]
+            for state in states
+            if len(state) == self.consumer.state_bytes
+        ]
+        if not records:
+            return None
+        try:
+            for other in records[1:]:
+                handler.merge(records[0], other)
+            return handler.report(records[0])
+        except (Exception, SystemExit) as error:  # the user's own code: the others' results stand
+            self.report_error = f"its report failed: {type(error).__name__}: {error}"
+            return {"error": self.report_error}
+
+
+def _groups(
+    consumers: list[ConsumerPart], views: list[dict[str, Any]], status: Status
+) -> Iterator[dict[str, Any]]:
+    """Of the members of each split: what they did together."""
+    names = dict.fromkeys(part.consumer.spec.group for part in consumers if part.consumer.spec.group)
+    for name in names:
+        members = [i for i, part in enumerate(consumers) if part.consumer.spec.group == name]
+        yield {
+            "name": name,
+            "members": [consumers[i].name for i in members],
+            **{
+                key: sum(views[i][key] for i in members)
+                for key in ("delivered", "skipped", "unread", "result_at")
+            },
+            "result": consumers[members[0]].report([status.read(consumers[i].record)[1] for i in members]),
         }
 
 
@@ -202,6 +232,7 @@ def snapshot(
         "receivers": views,
         "rings": [part.ring_object() for part in receivers],
         "consumers": consumer_views,
+        "groups": list(_groups(consumers, consumer_views, status)),
         "sender": {"name": sender.name, "state": sender.state} if sender else None,
         "ledger": ledger,
     }

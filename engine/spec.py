@@ -44,6 +44,8 @@ NAME_BYTES = 32
 _GRO_FRAME_BYTES, _GRO_RING = 65536, "160KiB"  # and what size of ring has an arena of twice that
 HANDLERS = ("latency", "rate", "gaps")
 SINKS = ("dump",)  # these need an argument
+WHOLE = ("gaps", "dump")  # these make sense of all packets only, in order
+MAX_SPLIT = 64
 
 Parser = Callable[[object], Any]
 
@@ -82,14 +84,20 @@ class RingSpec(Struct, frozen=True, kw_only=True):
 
 
 class ConsumerSpec(Struct, frozen=True, kw_only=True):
-    """handler: a built-in name, or `module:name`. argument: what follows its `=`, for sinks."""
+    """handler: a built-in name, or `module:name`. argument: what follows its `=`, for sinks.
+
+    split: share the work among so many processes. Checked specs have one for each `member`, of `group`.
+    """
 
     handler: str
     argument: str | None = None
     cpus: tuple[int, ...] | None = None
     policy: Literal["gate", "skip"] = "gate"
     wait: Literal["block", "yield", "spin"] = "block"
+    split: int = 1
     name: str = ""
+    member: int = 0
+    group: str = ""
 
 
 class RunSpec(Struct, frozen=True, kw_only=True):
@@ -255,7 +263,7 @@ def split_handler(text: str) -> tuple[str, str | None]:
 
 
 def consumer(raw: object) -> ConsumerSpec:
-    """HANDLER[@CPU][,policy=..][,wait=..][,name=..], CPU a list: items without `=` belong to it.
+    """HANDLER[@CPU][,policy=..][,wait=..][,split=..][,name=..], CPU a list: items without `=` belong to it.
 
     A file name with `,` or `@` in it can be given in a spec file only.
     """
@@ -265,15 +273,15 @@ def consumer(raw: object) -> ConsumerSpec:
     more_cpus = items[: len(items) - len(options)]
     if items != more_cpus + options or (more_cpus and "@" not in head):
         stray = next(item for item in items if "=" not in item)
-        raise ValueError(f"{text!r}: {stray!r} is no option: give policy=, wait= or name=")
+        raise ValueError(f"{text!r}: {stray!r} is no option: give policy=, wait=, split= or name=")
     what, at, first_cpus = head.rpartition("@")
     table: dict[str, object] = {"handler": what if at else head}
     if at:
         table["cpus"] = ",".join([first_cpus, *more_cpus])
     for option in options:
         key, _, value = option.partition("=")
-        if key not in ("policy", "wait", "name"):
-            raise ValueError(f"{text!r}: unknown option {key!r}: give policy=, wait= or name=")
+        if key not in ("policy", "wait", "split", "name"):
+            raise ValueError(f"{text!r}: unknown option {key!r}: give policy=, wait=, split= or name=")
         if key in table:
             raise ValueError(f"{text!r}: {key} is given twice: give it once")
         table[key] = value
@@ -311,6 +319,7 @@ CONSUMER: dict[str, Parser] = {
     "cpus": cpus,
     "policy": one_of("gate", "skip"),
     "wait": one_of("block", "yield", "spin"),
+    "split": count(1, MAX_SPLIT),
     "name": consumer_name,
 }
 _TABLES = {"receiver": RECEIVER, "ring": RING, "consumer": CONSUMER}
@@ -436,7 +445,7 @@ def _checked(spec: RunSpec) -> RunSpec:
     return replace(
         spec,
         name=spec.name or (f"rx{port}" if port else f"rx{os.getpid()}"),
-        consumers=_named(spec.consumers),
+        consumers=tuple(member for c in _named(spec.consumers) for member in _members(c)),
     )
 
 
@@ -492,6 +501,25 @@ def _named(consumers: Iterable[ConsumerSpec]) -> tuple[ConsumerSpec, ...]:
         taken.add(name)
         named.append(replace(spec, name=name))
     return tuple(named)
+
+
+def _members(spec: ConsumerSpec) -> list[ConsumerSpec]:
+    """One for each process. With as many CPUs as members each gets its own, else all get all of them."""
+    if spec.split == 1:
+        return [spec]
+    if spec.handler in WHOLE:
+        raise Refused(f"{spec.handler} needs every packet, in order: leave out split={spec.split}")
+    cpus = spec.cpus or ()
+    return [
+        replace(
+            spec,
+            name=f"{spec.name.encode()[: NAME_BYTES - 3].decode(errors='ignore')}.{k}",
+            cpus=(cpus[k],) if len(cpus) == spec.split else spec.cpus,
+            member=k,
+            group=spec.name,
+        )
+        for k in range(spec.split)
+    ]
 
 
 def _default_name(handler_name: str, suffix: str) -> str:

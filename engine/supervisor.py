@@ -39,7 +39,7 @@ from engine.spec import RunSpec, wants_gro
 from engine.status import STOP, Status
 from engine.worker import Worker, fork
 from rings.jit import cache_folder, compiled_before
-from rings.layout import DESCRIPTOR, Geometry
+from rings.layout import DESCRIPTOR, MAX_READERS, Geometry
 from rings.reader import Reader
 from rings.ring import create
 from rings.segment import RingError
@@ -50,7 +50,7 @@ _STOPPED_S = 0.3  # … and one that is stopped (SIGSTOP) for so long
 _LOOK_S = 0.05  # at the end: how often it is looked whether workers move
 _SENDER_S = 0.5  # after the cut: how long a sender that still runs is waited for
 _AT_ONCE_S = 2.0  # after a second signal: who is still not through then is ended without a summary
-_READER_SLOTS = 16  # of each ring at least: others than our consumers may attach
+_VISITORS = 8  # slots of each ring for readers that are no consumers of ours
 _DEATHS, _WITHIN_S = 5, 10.0  # so many deaths of a worker in so many seconds are a fault, no accident
 _LOOK_MS = 20  # how often the supervisor looks for the sender, and whether the end has come
 
@@ -146,6 +146,8 @@ class Supervisor:
         compile_all()
         Reader.compile()
         for spec, handler in zip(self.spec.consumers, handlers, strict=True):
+            if spec.group and not handler.merges:
+                raise Refused(f"{spec.handler} can't be split, its states can't be added up: give it a merge")
             consumer = Consumer.compile(spec, handler, self.spec.stamp)
             self.consumers.append(
                 ConsumerPart(spec.name, consumer, record=len(self.spec.receivers) + len(self.consumers))
@@ -175,7 +177,7 @@ class Supervisor:
                 gro=gro,
                 packets=self.spec.packets,
             )
-            slots = max(_READER_SLOTS, len(self.consumers))
+            slots = min(len(self.consumers) + _VISITORS, MAX_READERS)
             ring = create(self.spec.name, number=i, size_bytes=self.spec.ring.size, readers=slots)
             self._note_size(ring.geometry)
             self.receivers.append(

@@ -120,6 +120,11 @@ class Handler:
     start: Callable[[Any, Options], None] = _nothing
     finish: Callable[[Any], None] = _nothing
 
+    @property
+    def merges(self) -> bool:
+        """Can the states of several consumers be added up?"""
+        return self.merge is not _no_merge
+
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, np.dtype) or self.dtype.names is None or self.dtype.hasobject:
             raise Refused(

@@ -179,6 +179,7 @@ def calm(kind: str = "summary", seconds: float = 12.0) -> View:
         "receivers": [receiver()],
         "rings": [ring()],
         "consumers": consumers,
+        "groups": [],
         "sender": {"name": "source", "state": "done"},
         "ledger": ledger(consumers),
     }
@@ -237,6 +238,7 @@ def troubled(kind: str = "summary", seconds: float = 86_512.0) -> View:
             )
         ],
         "consumers": consumers,
+        "groups": [],
         "sender": {"name": "source", "state": "done"},
         "ledger": ledger(
             consumers,

@@ -85,6 +85,20 @@ def test_consumers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "cpus"),
+    [("rate,split=3", [None] * 3), ("rate@1,split=3", [(1,)] * 3), ("rate@1-3,split=3", [(1,), (2,), (3,)])],
+)
+def test_each_member_of_a_split_is_a_consumer(text: str, cpus: list[tuple[int, ...] | None]) -> None:
+    run = spec.read(None, FLAGS | {"consumer": [spec.consumer(text), spec.consumer("rate")]})
+    *members, other = run.consumers
+    assert [(m.name, m.group, m.member, m.split) for m in members] == [
+        (f"rate.{k}", "rate", k, 3) for k in range(3)
+    ]
+    assert [m.cpus for m in members] == cpus
+    assert (other.name, other.group, other.split) == ("rate-2", "", 1)
+
+
+@pytest.mark.parametrize(
     ("text", "what"),
     [
         ("", "no handler ''"),
@@ -96,7 +110,8 @@ def test_consumers() -> None:
         ("latency,3", "'3' is no option"),
         ("latency,policy=drop", "'drop' is not known: give gate or skip"),
         ("latency,wait=sleep", "'sleep' is not known"),
-        ("latency,split=2", "unknown option 'split'"),
+        ("latency,split=two", "'two' is out of range"),
+        ("latency,demote=2", "unknown option 'demote'"),
         ("latency,wait=spin,wait=spin", "wait is given twice"),
         ("latency,name=a/b", "name 'a/b'"),
         ("latency,name=" + "n" * 33, "use 1 to 32"),
@@ -298,7 +313,7 @@ RECEIVER = '[[receiver]]\nlisten = "udp://127.0.0.1:5000"\n'
         ("ring = '1MiB'", "ring is no table: write [ring]"),
         ("[ring]\nsize = '1 MB'", "ring: size: '1 MB' is no size"),
         (RECEIVER + "[[consumer]]\npolicy = 'gate'", "consumer 1 has no handler"),
-        (RECEIVER + "[[consumer]]\nhandler = 'latency'\nsplit = 2", "consumer 1: unknown key 'split'"),
+        (RECEIVER + "[[consumer]]\nhandler = 'latency'\ndemote = 2", "consumer 1: unknown key 'demote'"),
         (RECEIVER + "[[consumer]]\nhandler = 'latency@1'", "consumer 1: handler: no handler 'latency@1'"),
         (RECEIVER + "[[consumer]]\nhandler = 'latency'\nargument = 'x'", "unknown key 'argument'"),
         ("every = nan", "every: 'nan' is no time"),

@@ -93,7 +93,9 @@ def has_fields(found: dict[str, Any], fields: dict[str, Any], more: set[str]) ->
 
 
 def has_contract_fields(view: dict[str, Any]) -> None:
-    assert set(view) == {"type", "seconds", "receivers", "rings", "consumers", "sender", "ledger"}
+    assert set(view) == {
+        *("type", "seconds", "receivers", "rings", "consumers", "groups", "sender", "ledger")
+    }
     for receiver in view["receivers"]:
         has_fields(receiver, RECEIVER, MORE_OF_RECEIVER)
         assert set(receiver["rcvbuf"]) == {"asked", "granted"}
@@ -622,6 +624,62 @@ def test_a_report_that_fails_costs_the_others_nothing(
         assert nothing_left(name)
     assert summary["consumers"][0]["result"] == {"error": f"its report failed: {why}"}
     assert summary["consumers"][1]["result"]["sizes"] == {"1": 1}
+
+
+def test_members_share_the_work_and_their_states_add_up(name: str) -> None:
+    with (
+        Source(f"{name}.s") as source,
+        Run(
+            name,
+            *("--consumer", "rate,split=3", "--consumer", "latency,split=2,policy=skip,name=l"),
+            *("--consumer", "gaps", "--sender", f"{name}.s", "--batch", "16"),
+            command=True,
+        ) as run,
+    ):
+        assert [c["name"] for c in run.ready["consumers"]] == [
+            "rate.0",
+            "rate.1",
+            "rate.2",
+            "l.0",
+            "l.1",
+            "gaps",
+        ]
+        source.connect(run)
+        source.send([bytes(n % 5) for n in range(1000)])
+        source.done()
+        run.kill_worker(2)
+        summary = run.end()
+    check_ledger(summary)
+    assert summary["ledger"]["published"] == 1000
+    assert all(c["delivered"] > 0 and c["passed"] > 0 for c in summary["consumers"][:5])
+    rate, latency = summary["groups"]
+    assert (rate["name"], rate["members"]) == ("rate", ["rate.0", "rate.1", "rate.2"])
+    assert rate["delivered"] == 1000
+    assert latency["delivered"] + latency["skipped"] >= 1000
+    # What one had handled before it was killed is in its account, and no more in its handler's state.
+    assert 0 < sum(rate["result"]["sizes"].values()) <= 1000
+    assert latency["result"]["ring"]["count"] == latency["result_at"] == latency["delivered"]
+
+
+@pytest.mark.parametrize(
+    ("consumer", "what"),
+    [
+        ("gaps,split=2", "gaps needs every packet, in order: leave out split=2"),
+        ("dump=/tmp/x,split=2", "dump needs every packet, in order: leave out split=2"),
+        ("rate,split=0", "'0' is out of range: give a whole number from 1 to 64"),
+        ("rate,split=65", "'65' is out of range"),
+    ],
+)
+def test_what_cannot_be_split(name: str, consumer: str, what: str) -> None:
+    refused(name, "--consumer", consumer, what=what)
+
+
+def test_a_handler_without_a_merge_cannot_be_split(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine8.py").write_text(HANDLERS)
+    with Run(name, "--consumer", "mine8:each,split=2", command=True, folder=tmp_path) as run:
+        assert run.next() is None
+        assert run.wait() == 2
+        assert "mine8:each can't be split, its states can't be added up: give it a merge" in run.errors
 
 
 def test_a_second_signal_ends_it_whatever_holds_it_up(name: str, tmp_path: Path) -> None:
