@@ -120,7 +120,7 @@ class ConsumerPart:
             "name": self.name,
             "handler": f"{spec.handler}{argument}",
             "cpus": facts.get("cpus"),
-            "policy": spec.policy,
+            "policy": reader.policy if reader else spec.policy,  # gate becomes skip by `demote`
             "wait": spec.wait,
             "delivered": reader.delivered if reader else 0,
             "skipped": reader.skipped if reader else 0,

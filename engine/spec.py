@@ -87,6 +87,7 @@ class ConsumerSpec(Struct, frozen=True, kw_only=True):
     """handler: a built-in name, or `module:name`. argument: what follows its `=`, for sinks.
 
     split: share the work among so many processes. Checked specs have one for each `member`, of `group`.
+    demote: seconds after which a gating consumer that does not move is lapped; None: it is waited for.
     """
 
     handler: str
@@ -95,6 +96,7 @@ class ConsumerSpec(Struct, frozen=True, kw_only=True):
     policy: Literal["gate", "skip"] = "gate"
     wait: Literal["block", "yield", "spin"] = "block"
     split: int = 1
+    demote: float | None = None
     name: str = ""
     member: int = 0
     group: str = ""
@@ -263,7 +265,7 @@ def split_handler(text: str) -> tuple[str, str | None]:
 
 
 def consumer(raw: object) -> ConsumerSpec:
-    """HANDLER[@CPU][,policy=..][,wait=..][,split=..][,name=..], CPU a list: items without `=` belong to it.
+    """HANDLER[@CPU][,KEY=VALUE…], CPU a list: items without `=` belong to it.
 
     A file name with `,` or `@` in it can be given in a spec file only.
     """
@@ -273,15 +275,15 @@ def consumer(raw: object) -> ConsumerSpec:
     more_cpus = items[: len(items) - len(options)]
     if items != more_cpus + options or (more_cpus and "@" not in head):
         stray = next(item for item in items if "=" not in item)
-        raise ValueError(f"{text!r}: {stray!r} is no option: give policy=, wait=, split= or name=")
+        raise ValueError(f"{text!r}: {stray!r} is no option: give {_some_options()}")
     what, at, first_cpus = head.rpartition("@")
     table: dict[str, object] = {"handler": what if at else head}
     if at:
         table["cpus"] = ",".join([first_cpus, *more_cpus])
     for option in options:
         key, _, value = option.partition("=")
-        if key not in ("policy", "wait", "split", "name"):
-            raise ValueError(f"{text!r}: unknown option {key!r}: give policy=, wait=, split= or name=")
+        if key not in _OPTIONS:
+            raise ValueError(f"{text!r}: unknown option {key!r}: give {_some_options()}")
         if key in table:
             raise ValueError(f"{text!r}: {key} is given twice: give it once")
         table[key] = value
@@ -289,6 +291,10 @@ def consumer(raw: object) -> ConsumerSpec:
         return _consumer({key: CONSUMER[key](value) for key, value in table.items()})
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}") from None
+
+
+def _some_options() -> str:
+    return f"{', '.join(f'{option}=' for option in _OPTIONS[:-1])} or {_OPTIONS[-1]}="
 
 
 # The parsers of all keys; flags of the same names use them too.
@@ -320,8 +326,10 @@ CONSUMER: dict[str, Parser] = {
     "policy": one_of("gate", "skip"),
     "wait": one_of("block", "yield", "spin"),
     "split": count(1, MAX_SPLIT),
+    "demote": seconds,
     "name": consumer_name,
 }
+_OPTIONS = [key for key in CONSUMER if key not in ("handler", "cpus")]  # those behind a comma
 _TABLES = {"receiver": RECEIVER, "ring": RING, "consumer": CONSUMER}
 
 
@@ -505,6 +513,8 @@ def _named(consumers: Iterable[ConsumerSpec]) -> tuple[ConsumerSpec, ...]:
 
 def _members(spec: ConsumerSpec) -> list[ConsumerSpec]:
     """One for each process. With as many CPUs as members each gets its own, else all get all of them."""
+    if spec.demote is not None and spec.policy == "skip":
+        raise Refused(f"{spec.name}: demote= is for policy=gate: a skipping consumer holds nobody up")
     if spec.split == 1:
         return [spec]
     if spec.handler in WHOLE:

@@ -469,7 +469,12 @@ class Supervisor:
             namespace=self._namespace if summary else NamespaceCounters.read().since(self._namespace),
             previous=None if summary else self._previous,
         )
-        for consumer in self.consumers:
+        for consumer, found in zip(self.consumers, view["consumers"], strict=True):
+            if found["policy"] != consumer.consumer.spec.policy:
+                self._note_once(
+                    f"{consumer.name} held the receiver up for {consumer.consumer.spec.demote} s: "
+                    "it is waited for no more, and skips what it misses"
+                )
             if consumer.report_error:
                 self._note_once(f"rxring: consumer {consumer.name}: {consumer.report_error}")
         return view

@@ -147,9 +147,19 @@ ACCOUNT = np.dtype(
 
 READER = np.dtype(
     {
-        "names": ["word", "cursor", "accounts", "name", "joined_packets", "joined_frame", "pid", "restarts"],
-        "formats": ["i8", "i8", (ACCOUNT, (2,)), f"S{NAME_BYTES}", "i8", "i8", "i8", "i8"],
-        "offsets": [0, LINE, 2 * LINE, 3 * LINE, 3 * LINE + 32, 3 * LINE + 40, 3 * LINE + 48, 3 * LINE + 56],
+        "names": [
+            "word",
+            "cursor",
+            "accounts",
+            "name",
+            "joined_packets",
+            "joined_frame",
+            "pid",
+            "restarts",
+            "demote_ns",  # the writer waits so long for a gating reader that does not move; 0: for ever
+        ],
+        "formats": ["i8", "i8", (ACCOUNT, (2,)), f"S{NAME_BYTES}", *["i8"] * 5],
+        "offsets": [0, LINE, 2 * LINE, 3 * LINE, *range(3 * LINE + 32, 3 * LINE + 72, 8)],
         "itemsize": 4 * LINE,
     }
 )

@@ -89,6 +89,7 @@ MAX_SPLIT = 64
 _CLOSED = int(WriterState.CLOSED)
 NEVER = (1 << 62) - 1  # `protected` of a reader that always copies
 _SLICE_NS = 50_000_000  # of a wait: compiled code sees no signals
+_MOST_DEMOTE_S = 1e9
 _JOIN_S = 2.0  # a join takes microseconds: who holds the lock so long is stopped
 
 # The reader's private state. Addresses are of this process's mappings; the slot lies in the only part
@@ -365,6 +366,8 @@ class Reader:
     policy: "gate", the writer waits for this reader; "skip", it is lapped and told how much it lost.
     wait: "block" sleeps, "yield" gives up its slice, "spin" burns its core.
     max_frames, max_bytes: the largest batch; by default, and at most, half the ring.
+    demote_s: with "gate": once the writer has waited so long for this reader without a move of it, it is a
+    "skip" reader. It copies from the start, as those do.
     split, member: this is member 0 … split − 1 of so many that share the work: each handles every split-th
     block of BLOCK_FRAMES frames, and counts what it leaves to the others as `passed`.
     `record` (READER_STATE, shape (1,)) is for compiled code: poll(record[0], …) and so on.
@@ -381,6 +384,7 @@ class Reader:
         max_bytes: int | None = None,
         split: int = 1,
         member: int = 0,
+        demote_s: float | None = None,
     ) -> None:
         if int(compiled_layout_hash()) != LAYOUT_HASH:
             raise RingError("compiled code of another version: empty the compile cache")
@@ -392,11 +396,14 @@ class Reader:
             raise RingError(
                 f"member {member} of {split}: give a split of 1 to {MAX_SPLIT} and 0 ≤ member < split"
             )
+        if demote_s is not None and (policy != "gate" or not 0 < demote_s < _MOST_DEMOTE_S):
+            raise RingError(f"demote_s {demote_s}: give seconds greater than 0, with policy gate")
         self.name = f"reader-{os.getpid()}" if name is None else name
         if not 1 <= len(self.name.encode()) <= NAME_BYTES or "\0" in self.name:
             raise RingError(f"reader name {self.name!r}: use 1 to {NAME_BYTES} bytes")
         geometry = ring.geometry
         self._ring = ring
+        self._demote_ns = 0 if demote_s is None else max(int(demote_s * 1e9), 1)
         self._policy = Policy.GATE if policy == "gate" else Policy.SKIP
         self.strategy = STRATEGIES[wait]
         self._segment = ring.segment.reopen()
@@ -500,7 +507,8 @@ class Reader:
             self._take_over(slot)
         else:
             self._begin(slot)
-        r["protected"] = NEVER if self._policy is Policy.SKIP else 0
+        slot["demote_ns"] = self._demote_ns
+        r["protected"] = NEVER if self._policy is Policy.SKIP or self._demote_ns else 0
         activate(self.record, active, not died)
         slot["pid"] = os.getpid()
 

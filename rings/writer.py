@@ -13,6 +13,9 @@ Why no gating reader is overrun. `gate` is the lowest cursor of the gating reade
 starts at a `published` that is at least the head of our last look (reader.activate). So we look again
 only when the batch needs more than `gate` allows.
 
+Whom we stop waiting for. A gating reader may have said how long it may hold us up without moving
+(`demote_ns`). When that has passed, a CAS makes a skipping one of it, which it reads as anyway.
+
 Why the dead do not stop us. Only when full, we ask the kernel whether the readers in the way still hold
 their locks, and free the slot of one that does not by a CAS on the word we saw before asking.
 """
@@ -68,10 +71,12 @@ if TYPE_CHECKING:
 _PUBLISHED, _FLOOR, _WAKE, _STATE = offsets(WRITER, "published", "floor", "wake", "state")
 _PACKETS, _BYTES = offsets(WRITER, "packets", "bytes")
 _FULL_EVENTS, _FULL_NS, _HIGH_WATER = offsets(WRITER, "full_events", "full_ns", "high_water")
-(_CURSOR,) = offsets(READER, "cursor")
+_CURSOR, _DEMOTE_NS = offsets(READER, "cursor", "demote_ns")
 (_OFFSET,) = offsets(DESCRIPTOR, "offset")
 _SLOT_BYTES = READER.itemsize
 _FRAME_BYTES = DESCRIPTOR.itemsize
+_DEMOTED = (int(Policy.SKIP) - int(Policy.GATE)) << POLICY_SHIFT  # what makes a skipping reader's word
+_LONGEST_LOOK_NS = 100_000_000  # between two looks while full: if it was longer, we were stopped, too
 _FREE, _ACTIVE, _GATE = int(SlotState.FREE), int(SlotState.ACTIVE), int(Policy.GATE)
 _RUNNING, _CLOSED = int(WriterState.RUNNING), int(WriterState.CLOSED)
 _POLICY_SHIFT, _LINE, _ALIGN, _LOCK_READER = POLICY_SHIFT, LINE, ALIGN, LOCK_READER
@@ -102,6 +107,7 @@ WRITER_STATE = np.dtype(
             "floor_position",  # where the payload of frame `floor`, or of one before it, begins
             "gate",
             "full_since_ns",  # until when the wait is in `full_ns`; 0: not full
+            "stalled_ns",  # how long it has been full, but for times in which we did not look
         )
     ],
     align=True,
@@ -173,7 +179,7 @@ def _look(w, floor):  # type: ignore[no-untyped-def]
     """Look at all cursors anew: may the floor rise to `floor`? Keeps account of the time it may not."""
     fence_seq_cst()  # our published before their words; pairs with the fence in reader.activate
     w.gate = _lowest_cursor(w)
-    if w.gate < floor and _evict_dead(w, floor):
+    if w.gate < floor and (_evict_dead(w, floor) or _demote_stalled(w, floor)):
         w.gate = _lowest_cursor(w)
     if w.head - w.gate > load_relaxed(w.writer + _HIGH_WATER):
         store_relaxed(w.writer + _HIGH_WATER, w.head - w.gate)
@@ -181,6 +187,7 @@ def _look(w, floor):  # type: ignore[no-untyped-def]
         _count_full(w)
     if w.gate >= floor:
         w.full_since_ns = 0
+        w.stalled_ns = 0
     return w.gate >= floor
 
 
@@ -193,6 +200,7 @@ def _count_full(w):  # type: ignore[no-untyped-def]
     else:
         full_ns = now_ns - w.full_since_ns
         store_relaxed(w.writer + _FULL_NS, load_relaxed(w.writer + _FULL_NS) + full_ns)
+        w.stalled_ns += min(full_ns, _LONGEST_LOOK_NS)
     w.full_since_ns = now_ns
 
 
@@ -207,6 +215,20 @@ def _evict_dead(w, floor):  # type: ignore[no-untyped-def]
         if gating and load_acquire(slot + _CURSOR) < floor and not _is_locked(w.lock_fd, _LOCK_READER + i):
             evicted |= compare_and_swap(slot, word, word - _ACTIVE + _FREE)
     return evicted
+
+
+@jit
+def _demote_stalled(w, floor):  # type: ignore[no-untyped-def]
+    """Let the readers below `floor` skip that have held us up for as long as they may; was there one?"""
+    demoted = False
+    for i in range(w.readers):
+        slot = w.slots + i * _SLOT_BYTES
+        word = load_acquire(slot)
+        gating = (word & 0xFF) == _ACTIVE and ((word >> _POLICY_SHIFT) & 0xFF) == _GATE
+        demote_ns = load_acquire(slot + _DEMOTE_NS)
+        if gating and 0 < demote_ns <= w.stalled_ns and load_acquire(slot + _CURSOR) < floor:
+            demoted |= compare_and_swap(slot, word, word + _DEMOTED)
+    return demoted
 
 
 @jit

@@ -661,9 +661,34 @@ def test_members_share_the_work_and_their_states_add_up(name: str) -> None:
     assert latency["result"]["ring"]["count"] == latency["result_at"] == latency["delivered"]
 
 
+def test_a_consumer_that_holds_all_up_too_long_is_waited_for_no_more(name: str) -> None:
+    flags = ("--consumer", "rate,demote=0.3,name=hangs", "--consumer", "gaps", "--ring", "80KiB")
+    with (
+        Source(f"{name}.s") as source,
+        Run(name, *flags, "--batch", "8", "--every", "0.05", "--sender", f"{name}.s") as run,
+    ):
+        source.connect(run)
+        os.kill(run.worker(1), signal.SIGSTOP)
+        while run.await_interval()["consumers"][0]["policy"] == "gate":
+            source.send([b"x" * 100] * 20)
+        source.send([b"x" * 100] * 100)
+        run.await_interval(lambda view: view["consumers"][1]["unread"] == 0)
+        os.kill(run.worker(1), signal.SIGCONT)
+        source.done()
+        summary = run.end()
+        assert run.errors == (
+            "hangs held the receiver up for 0.3 s: it is waited for no more, and skips what it misses\n"
+        )
+    check_ledger(summary)
+    hangs, gaps = summary["consumers"]
+    assert hangs["skipped"] > 0
+    assert (gaps["skipped"], gaps["unread"], hangs["unread"]) == (0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("consumer", "what"),
     [
+        ("rate,demote=1,policy=skip", "demote= is for policy=gate"),
         ("gaps,split=2", "gaps needs every packet, in order: leave out split=2"),
         ("dump=/tmp/x,split=2", "dump needs every packet, in order: leave out split=2"),
         ("rate,split=0", "'0' is out of range: give a whole number from 1 to 64"),
