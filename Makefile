@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint types unit clean
+.PHONY: run test lint types unit torture clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m tools.demo
@@ -19,6 +19,10 @@ types: $(VENV)/tested
 
 unit: $(VENV)/tested
 	$(BIN)/python -m pytest
+
+# The ring under random deaths, for five minutes: make torture ARGS="--seconds 3600 --seed 7"
+torture: $(VENV)/tested
+	PYTHONPATH=tests $(BIN)/python -m torture $(ARGS)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

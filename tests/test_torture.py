@@ -1,0 +1,44 @@
+"""A short run of `make torture`, and that it would say so if something were wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torture
+
+from rings.reader import Reader
+
+SEED = 1
+
+
+def _left() -> list[str]:
+    return [path.name for path in Path("/dev/shm").glob(f"rxring-*-t{os.getpid()}.torture-*")]
+
+
+def test_five_seconds_violate_nothing(loops: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert torture.main(["--seconds", "5", "--seed", str(SEED)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"seed {SEED}\n")
+    assert "nothing violated" in out
+    for step in ("kill", "stop", "resume", "leave", "start", "kill writer"):
+        assert f" {step} " in out
+    assert not _left()
+
+
+def test_a_violation_ends_it_with_the_seed(
+    loops: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes back under his name forgets one packet of his account."""
+    take_over = Reader._take_over
+
+    def forget(reader: Reader, slot: Any) -> None:
+        take_over(reader, slot)
+        reader.record[0]["delivered"] -= 1
+
+    monkeypatch.setattr(Reader, "_take_over", forget)
+    assert torture.main(["--seconds", "60", "--seed", str(SEED)]) == 1
+    assert f"VIOLATED: seed {SEED}" in capsys.readouterr().out
+    assert not _left()

@@ -1,0 +1,344 @@
+"""The ring under everything that can happen to its processes, at random, for as long as one likes.
+
+    make torture                                        five minutes
+    make torture ARGS="--seconds 3600 --seed 7"
+    PYTHONPATH=tests python -m torture --seconds 3600   without make's environment
+
+One round after the other, each with a ring of its own: sizes, batches, policies and waits are drawn by lot.
+A writer and several readers run at full speed, every byte made and checked from its frame's sequence
+(ring_loops.py). Meanwhile readers leave and come back, are stopped, killed and restarted under their names,
+and so is the writer. After each such step every reader's account must add up, and at the end of a round
+everything must have been read, by every life of every reader, to the packet.
+
+A violation ends it with exit code 1 and the seed, which draws the same lots again; the processes' timing
+is the machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import random
+import secrets
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import ring_loops as loops
+from forked import Child, await_
+from numpy.typing import NDArray
+from ring_loops import CLOSED, PACKETS, TORN
+
+import rings
+from rings.libc import monotonic_ns
+from rings.ring import ReaderInfo
+
+LIVES, LEAVE = 5, 6  # on a reader's part of the board, beside what `loops.read` writes there
+PART = 8
+FOREVER = 1 << 62
+SLICE_NS = 20_000_000  # a reader looks that often whether it should leave
+LOOKS = 5  # a look at an account while its reader joins anew may mix two lives
+HANG_S = 30.0
+EVERY_S = 2.0
+
+
+@dataclass
+class Totals:
+    """What has happened so far."""
+
+    rounds: int = 0
+    packets: int = 0
+    checks: int = 0
+    steps: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        steps = ", ".join(f"{name} {count}" for name, count in sorted(self.steps.items()))
+        return f"{self.packets:,} packets checked, {self.checks:,} accounts; {steps}"
+
+
+@dataclass
+class Lots:
+    """One round's ring, drawn by lot."""
+
+    frames: int
+    arena_bytes: int
+    most: int  # bytes of the longest payload
+    batch: int  # frames the writer publishes at once, at most
+    readers: int
+
+    @classmethod
+    def draw(cls, chance: random.Random) -> Lots:
+        frames = 1 << chance.randrange(2, 13)
+        arena_bytes = 1 << chance.randrange(10, 19)
+        most = chance.choice([8, 40, 120, 700, 1472])
+        # A batch takes at most half of either, so that the writer and a gate can both move.
+        batch = max(min(frames // 2, arena_bytes // 2 // (most + 16), chance.choice([1, 4, 64])), 1)
+        return cls(frames, arena_bytes, min(most, arena_bytes // 4), batch, chance.randrange(2, 6))
+
+    def __str__(self) -> str:
+        sizes = f"{self.frames} frames, {self.arena_bytes >> 10} KiB, 0 to {self.most} bytes"
+        return f"{sizes}, batches of {self.batch}, {self.readers} readers"
+
+
+def _write(name: str, lots: Lots) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    writer = rings.attach(name).writer()
+    loops.write(writer.record, FOREVER, lots.most, lots.batch, FOREVER)
+
+
+def _read(name: str, lots: Lots, board: NDArray[Any], at: int, share: int, options: dict[str, Any]) -> None:
+    """One life of a reader: until the ring is closed, or it is to leave."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    reader = rings.attach(name).reader(**options)
+    r = reader.record[0]
+    fresh = reader._slots["restarts"][reader._index] == 0  # not taken over from one who died
+    delivered, packets, seen = int(r["delivered"]), int(r["packets"]), int(board[at + PACKETS])
+    counted = int(r["delivered"] + r["skipped"])
+    board[at + LIVES] += 1
+    why = -1
+    while why != CLOSED and not board[at + LEAVE]:
+        end_ns = monotonic_ns() + SLICE_NS
+        why = loops.read(reader.record, reader.strategy, lots.most, share, board, at, FOREVER, end_ns)
+    assert board[at + TORN] == 0
+    assert r["delivered"] - delivered == board[at + PACKETS] - seen
+    assert r["delivered"] + r["skipped"] - counted == r["packets"] - packets
+    assert not (fresh and options["policy"] == "gate" and r["skipped"])
+    reader.close()
+
+
+class Reading:
+    """A reader's name, and its present life, if any."""
+
+    def __init__(self, index: int) -> None:
+        self.name, self.at = f"reader{index}", PART * index
+        self.child: Child | None = None
+        self.stopped = False
+
+
+class Round:
+    def __init__(self, chance: random.Random, totals: Totals, name: str) -> None:
+        self.chance, self.totals, self.name = chance, totals, name
+        self.lots = Lots.draw(chance)
+        self.board: NDArray[Any] = np.frombuffer(mmap.mmap(-1, PART * self.lots.readers * 8), np.int64)
+        self.ring = rings.create(
+            name, frames=self.lots.frames, arena_bytes=self.lots.arena_bytes, readers=self.lots.readers
+        )
+        self.readings = [Reading(i) for i in range(self.lots.readers)]
+        self.writer: Child | None = None
+        self.writer_stopped = False
+        self.before = 0
+
+    # What can happen --------------------------------------------------------------------------------
+
+    def start(self, reading: Reading) -> None:
+        options = {
+            "name": reading.name,
+            "policy": self.chance.choice(["gate", "skip"]),
+            "wait": self.chance.choice(["block", "block", "yield", "spin"]),
+            "max_frames": self.chance.choice([None, 1, 7, 100]),
+            "max_bytes": self.chance.choice([None, None, 500]),
+        }
+        share = self.chance.randrange(1, 5)
+        self.board[reading.at + LEAVE] = 0
+        reading.child = Child(_read, self.name, self.lots, self.board, reading.at, share, options)
+
+    def leave(self, reading: Reading) -> None:
+        assert reading.child is not None
+        self.resume(reading)
+        self.board[reading.at + LEAVE] = 1
+        assert reading.child.wait(HANG_S) == 0, f"{reading.name} did not leave in order"
+        reading.child = None
+
+    def kill(self, reading: Reading) -> None:
+        assert reading.child is not None
+        reading.child.kill()
+        reading.child, reading.stopped = None, False
+
+    def stop(self, reading: Reading) -> None:
+        assert reading.child is not None
+        reading.child.send(signal.SIGSTOP)
+        reading.stopped = True
+
+    def resume(self, reading: Reading) -> None:
+        if reading.child is not None:
+            reading.child.send(signal.SIGCONT)
+        reading.stopped = False
+
+    def start_writer(self) -> None:
+        self.writer = Child(_write, self.name, self.lots)
+
+    def kill_writer(self) -> None:
+        if self.writer is not None:
+            self.writer.kill()
+        self.writer, self.writer_stopped = None, False
+
+    def stop_writer(self) -> None:
+        if self.writer is not None:
+            self.writer.send(signal.SIGSTOP)
+            self.writer_stopped = True
+
+    def resume_writer(self) -> None:
+        if self.writer is not None:
+            self.writer.send(signal.SIGCONT)
+        self.writer_stopped = False
+
+    def step(self) -> None:
+        """One thing that happens, to the writer in one of six."""
+        name, action = self.choose()
+        self.totals.steps[name] = self.totals.steps.get(name, 0) + 1
+        action()
+
+    def choose(self) -> tuple[str, Callable[[], None]]:
+        if self.chance.random() < 1 / 6:
+            if self.writer is None:
+                return "restart writer", self.start_writer
+            if self.writer_stopped:
+                return "resume writer", self.resume_writer
+            return self.chance.choice([("kill writer", self.kill_writer), ("stop writer", self.stop_writer)])
+        reading = self.chance.choice(self.readings)
+        if reading.child is None:
+            return "start", lambda: self.start(reading)
+        if reading.stopped and self.chance.random() < 0.7:
+            return "resume", lambda: self.resume(reading)
+        name, action = self.chance.choice([("kill", self.kill), ("stop", self.stop), ("leave", self.leave)])
+        return name, lambda: action(reading)
+
+    # What must hold ---------------------------------------------------------------------------------
+
+    def check(self) -> list[ReaderInfo]:
+        """Every account adds up to what is published, whoever has just died."""
+        for look in range(1, LOOKS + 1):
+            least = self.ring.published()[1]
+            infos = self.ring.readers()
+            most = self.ring.published()[1]
+            wrong = [info for info in infos if not least <= _total(info) <= most or _negative(info)]
+            if not wrong:
+                break
+            assert look < LOOKS, f"{wrong[0]} does not add up to {least} … {most}"
+        self.totals.checks += len(infos)
+        assert not self.board[TORN::PART].any(), "torn"
+        return infos
+
+    def check_alive(self) -> None:
+        everyone = [("the writer", self.writer), *((each.name, each.child) for each in self.readings)]
+        for name, child in everyone:
+            if child is not None:
+                ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                assert ended is None, f"{name} ended by itself"
+
+    def check_goes_on(self) -> None:
+        """Nobody hangs: with all awake, the head moves."""
+        for reading in self.readings:
+            self.resume(reading)
+        self.resume_writer()
+        if self.writer is None:
+            self.start_writer()
+        before = self.ring.published()[0]
+        await_(lambda: self.ring.published()[0] > before + 2 * self.lots.frames, HANG_S)
+        self.check_alive()
+
+    def finish(self) -> None:
+        """All is read, by everyone who lives."""
+        self.check_goes_on()
+        self.kill_writer()
+        self.ring.writer().close()
+        living = [reading for reading in self.readings if reading.child is not None]
+        for reading in living:
+            assert reading.child is not None
+            assert reading.child.wait(HANG_S) == 0, f"{reading.name} did not end in order"
+            reading.child = None
+        for info in self.check():
+            assert _total(info) == self.ring.published()[1], info
+            assert info.unread == 0 or info.name not in [reading.name for reading in living], info
+
+    def run(self, end: float, tell: Callable[[str], None]) -> None:
+        self.start_writer()
+        for reading in self.readings:
+            self.start(reading)
+        while time.monotonic() < end:
+            for _ in range(self.chance.randrange(1, 20)):
+                self.step()
+                self.check()
+                self.check_alive()
+                time.sleep(self.chance.random() ** 3 * 0.03)
+            self.check_goes_on()
+            self.count()
+            tell(f"round {self.totals.rounds + 1}: {self.lots}; {self.totals}")
+        self.finish()
+        self.count()
+        self.totals.rounds += 1
+
+    def count(self) -> None:
+        packets = int(self.board[PACKETS::PART].sum())
+        self.totals.packets += packets - self.before
+        self.before = packets
+
+    def close(self) -> None:
+        for child in (self.writer, *(reading.child for reading in self.readings)):
+            if child is not None:
+                child.kill()
+        self.ring.close()
+
+
+def _total(info: ReaderInfo) -> int:
+    return info.delivered + info.skipped + info.passed + info.unread + info.joined_packets
+
+
+def _negative(info: ReaderInfo) -> bool:
+    return min(info.delivered, info.skipped, info.passed, info.unread) < 0
+
+
+def run(seconds: float, seed: int, tell: Callable[[str], None] = lambda line: None) -> Totals:
+    """Rounds of 1 to 10 s until `seconds` have passed. AssertionError at the first violation."""
+    chance, totals = random.Random(seed), Totals()
+    loops.compile_all()
+    end = time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        round_ = Round(chance, totals, f"t{os.getpid()}.torture")
+        try:
+            round_.run(min(now + chance.uniform(1, 10), end), tell)
+        finally:
+            round_.close()
+    return totals
+
+
+class Progress:
+    """A line each EVERY_S."""
+
+    def __init__(self) -> None:
+        self.began = self.last = time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        now = time.monotonic()
+        if now - self.last >= EVERY_S:
+            self.last = now
+            print(f"{now - self.began:.0f} s, {line}", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="torture", description="The ring under random deaths and restarts.")
+    parser.add_argument("--seconds", type=float, default=300.0, help="how long (300)")
+    parser.add_argument("--seed", type=int, help="which lots to draw (random, and printed)")
+    options = parser.parse_args(arguments)
+    seed = secrets.randbelow(1 << 32) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    try:
+        totals = run(options.seconds, seed, Progress())
+    except KeyboardInterrupt:
+        return 130
+    except Exception:
+        traceback.print_exc()
+        print(f"VIOLATED: seed {seed}", flush=True)
+        return 1
+    print(f"nothing violated in {totals.rounds} rounds: {totals}; seed {seed}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
