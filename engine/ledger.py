@@ -68,6 +68,13 @@ COUNTERS = (
 )
 
 
+# Why a packet that left the socket was not published, in the order of the ring's `refused` counters.
+REFUSED = ("truncated", "too_large", "ring_full")
+# What a receive call may answer and go on, in the order of the ring's `errors` counters; the last counts
+# all others.
+ERROR_NAMES = ("ECONNREFUSED", "ENOBUFS", "ENOMEM", "EHOSTUNREACH", "ENETUNREACH", "other")
+
+
 @dataclass(frozen=True, slots=True)
 class NamespaceCounters:
     """Counters of the network namespace at one moment, packets.

@@ -11,8 +11,7 @@ import numpy as np
 
 from engine.consumer import Consumer
 from engine.known_sender import KnownSender
-from engine.ledger import NamespaceCounters, balance
-from engine.net.receiver import ERROR_NAMES, REFUSED
+from engine.ledger import ERROR_NAMES, REFUSED, NamespaceCounters, balance
 from engine.net.sockets import DropCount, ReceiveBuffer
 from engine.receiving import Receiving
 from engine.status import Status

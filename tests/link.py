@@ -14,8 +14,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from engine.ledger import REFUSED
 from engine.net.libc import SOL_UDP, UDP_SEGMENT, shared_zeros
-from engine.net.receiver import REFUSED, SLICE, Receiver, receive, take_up
+from engine.net.receiver import SLICE, Receiver, receive, take_up
 from engine.net.sockets import DropCount, ask_for_gro, bind_udp, discard, open_udp
 from engine.receiving import compile_all
 from rings.layout import MAX_FRAME_BYTES

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from engine import figures
+from engine.ledger import ERROR_NAMES, REFUSED
 from engine.screen import Column, Fitted, Flow, words
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ def describe(info: RingInfo) -> Object:
 
 def describe_in_full(ring: Ring) -> Object:
     """Everything that the ring says of itself, its writer and its readers."""
-    from engine.net.receiver import ERROR_NAMES, REFUSED
-
     counters = ring.counters
     return {
         "name": ring.name,

@@ -18,6 +18,7 @@ the next can be made again. Only packets that were being moved within the arena 
 
 from __future__ import annotations
 
+import errno as errors
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
+from engine.ledger import ERROR_NAMES, REFUSED
 from engine.net.libc import (
     EAGAIN,
     EINTR,
@@ -48,13 +50,8 @@ from rings.layout import ALIGN, MAX_FRAME_BYTES, REFUSALS, WRITER, FrameFlag, of
 from rings.libc import errno, memmove, monotonic_ns, realtime_ns, sleep_ns, thread_cpu_ns
 from rings.writer import describe, publish, reserve
 
-# Why a packet that left the socket was not published, in the order of the ring's `refused` counters.
-REFUSED = ("truncated", "too_large", "ring_full")
-TRUNCATED, TOO_LARGE, RING_FULL = range(3)
-# What the receive call may answer and go on, in the order of the ring's `errors` counters; the last
-# counts all others.
-ERROR_NAMES = ("ECONNREFUSED", "ENOBUFS", "ENOMEM", "EHOSTUNREACH", "ENETUNREACH", "other")
-_ERROR_CODES = np.array([111, 105, 12, 113, 101], np.int64)
+TRUNCATED, TOO_LARGE, RING_FULL = range(len(REFUSED))
+_ERROR_CODES = np.array([getattr(errors, name) for name in ERROR_NAMES[:-1]], np.int64)
 _FATAL_CODES = np.array([9, 14, 22, 38, 88], np.int64)  # EBADF EFAULT EINVAL ENOSYS ENOTSOCK: our own fault
 
 SLICE, STOPPED, FINISHED, FAILED = 0, 1, 2, 3  # why `receive` came back

@@ -199,7 +199,7 @@ def test_an_error_that_lasts_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ({"listen": "udp://127.0.0.1:5000?x=1"}, "HOST:PORT"),
         ({"listen": "udp://192.0.2.1:5000"}, "no interface"),
         ({"to": "nowhere"}, "HOST:PORT"),
-        ({"to": "255.255.255.255:5000"}, "broadcast"),
+        ({"to": "127.255.255.255:5000"}, "broadcast"),
         ({"batch": 0}, "--batch"),
         ({"batch": 1025}, "--batch"),
         ({"rcvbuf": 0}, "--rcvbuf"),

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from link import LENGTHS, Link
 
-from engine.net.receiver import ERROR_NAMES, FAILED, FINISHED, SLICE, STOPPED, give_up
+from engine.ledger import ERROR_NAMES
+from engine.net.receiver import FAILED, FINISHED, SLICE, STOPPED, give_up
 from engine.net.sockets import SO_TIMESTAMPNS
 from rings.layout import FrameFlag
 
