@@ -56,7 +56,7 @@ _WAIT_NS = 60_000_000_000  # longer than any run
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    count = (1 << 25) if quick else (1 << 27)
+    count = (1 << 24) if quick else (1 << 27)
     cpus = two_cpus()
     _compile()
     for frames in QUICK_SIZES if quick else SIZES:

@@ -51,8 +51,8 @@ CLAIMS = (
     Claim("rxring, 100 bytes", against="C, 100 bytes", at_least=0.7),
     Claim("rxring, 1472 bytes", against="C, 1472 bytes", at_least=0.9),
     Claim("rxring round trip", against="C round trip", at_most=1.5),
-    Claim("rxring round trip", against="C round trip, protocol", at_most=1.3),
-    Claim("rxring round trip, payload", against="C round trip, payload", at_most=1.3),
+    Claim("rxring round trip", against="C round trip, protocol", at_most=1.5),
+    Claim("rxring round trip, payload", against="C round trip, payload", at_most=1.5),
     Claim("rxring publish", against="C publish", at_most=3),
 )
 

@@ -1,6 +1,7 @@
 """The experiment `ring` in small: do its processes do what it says, and do they notice what is wrong?"""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -152,3 +153,54 @@ def test_a_function_in_a_process_of_its_own() -> None:
 def test_what_it_raises_is_told() -> None:
     with pytest.raises(Failed, match="ended with 1: ZeroDivisionError: division by zero"):
         Pinned(CPUS[0], lambda: 1 / 0).result()
+
+
+BROKEN = [  # program, its arguments, and what to break in which file
+    ("ring", (FRAMES, 64, 64_000, *CPUS[:2]), "ring.c", "= describe(n, frames)", "= describe(n ^ 1, frames)"),
+    (
+        "payload",
+        (FRAMES, ring.ARENA, 64, 64_000, 100, *CPUS[:2]),
+        "protocol.h",
+        "payload, size);",
+        "payload, size - 1);",
+    ),
+    (
+        "payload",
+        (FRAMES, ring.ARENA, 64, 64_000, 100, *CPUS[:2]),
+        "payload.c",
+        "(w, i, position, size, payloads[kind])",
+        "(w, i, position, size, payloads[0])",
+    ),
+    ("publish", (FRAMES, ring.ARENA, 64_000, 128, CPUS[0]), "protocol.h", "n & 0xffff};", "n & 0xfff};"),
+    (
+        "pingpong",
+        ("ring", 1000, *CPUS[:2]),
+        "pingpong.c",
+        "= describe(n, FRAMES)",
+        "= describe(n + 1, FRAMES)",
+    ),
+    ("pingpong", ("payload", 1000, *CPUS[:2]), "protocol.h", "if (payload)", "if (0)"),
+]
+
+
+@two_cpus
+@compiler
+@pytest.mark.parametrize(("program", "arguments", "file", "right", "broken"), BROKEN)
+def test_a_broken_c_program_notices_itself(
+    program: str,
+    arguments: tuple[str | int, ...],
+    file: str,
+    right: str,
+    broken: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copytree(native._HERE, tmp_path / "native")
+    source = tmp_path / "native" / file
+    assert right in source.read_text()
+    source.write_text(source.read_text().replace(right, broken))
+    monkeypatch.setattr(native, "_HERE", tmp_path / "native")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.program.cache_clear()
+    assert native.run(program, *arguments)[2] > 0
+    native.program.cache_clear()
