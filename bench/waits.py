@@ -7,9 +7,9 @@ it in result.json. The writer spins until a frame is due; its CPU time is that o
 holds the wake-up that it pays for a sleeper. Two looks at the CPU clock are in it, for ours and for C.
 
 Beside it C with nothing around it, at the same pace: a word that the reader spins on (the least, for `spin`)
-and a futex that it sleeps on (the least, for `block`). At 200 a second the reader's CPU has had time to fall asleep:
-then the wake-up is the machine's, not ours. At 20,000 `block` has two ways to go on: it sleeps for each
-frame, or, once it has fallen behind by a few, naps for up to 1 ms: late, but then no wake-up costs the
+and a futex that it sleeps on (the least, for `block`). At 200 a second the reader's CPU has had time to fall
+asleep: then the wake-up is the machine's, not ours. At 20,000 `block` has two ways to go on: it sleeps for
+each frame, or, once it has fallen behind by a few, naps for up to 1 ms: late, but then no wake-up costs the
 writer anything. Both may be seen in one series; the writer's CPU time tells which it was.
 """
 
