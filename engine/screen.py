@@ -278,7 +278,7 @@ def _losses(view: Object) -> Iterator[tuple[int | None, str, str]]:
     others = "" if book["of_others"] is not None else ", of all traffic"
     yield sum(shared.values()) - (book["of_others"] or 0), " or ".join(shared) + others, "yellow"
     yield book["lost_in_flight"], "in flight", _GRAVE
-    yield book["residual"], "residual", _GRAVE
+    yield book["residual"], "residual" if book["exact"] else "residual frames", _GRAVE
     yield book["refused"], "refused", "yellow"
     for consumer in view["consumers"]:
         name = printable(consumer["name"])
