@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import plots
 from bench.machine import two_cpus
 from bench.pinned import Pinned
 from bench.ring import create, differs, first_came, write_all
@@ -36,6 +37,8 @@ from rings.libc import monotonic_ns
 from rings.reader import READER_STATE, Reader, poll, release
 from rings.wait import BLOCK, SPIN, wait
 from rings.writer import WRITER_STATE
+
+draw = plots.draw  # the runner's last step
 
 CLAIMS = (
     Claim("16384, whole, 1, no cap", against="16384, whole, 0.5", at_most=0.8),

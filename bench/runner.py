@@ -164,6 +164,9 @@ def run(name: str, *, quick: bool, runs: int | None, out: Path | None, json: boo
     result["claims"] = judge(experiment.CLAIMS, result["cases"])
     result["valid"] = is_valid(result)
     report.write(folder, result, experiment.__doc__ or "")
+    if hasattr(experiment, "draw"):  # it has a picture of its own, and something to say of it
+        for line in experiment.draw(folder):
+            _note(line)
     if json:
         report.print_json(result)
     else:

@@ -30,7 +30,7 @@ _CLOSED = int(WriterState.CLOSED)
 _LOOKS = 256  # between two looks at the clock
 _LONGEST_SLEEP_NS = 100_000_000  # then the caller looks at the stop word and whether the writer lives
 _LONGEST_NAP_NS = 1_000_000
-_WORTH_A_NAP = 16  # frames that a nap must bring
+_WORTH_A_NAP = 64  # frames that a nap must bring: below 64,000 a second each is worth waking for
 _A_BATCH = 4  # frames: fewer came since the last wait, so each is awaited by somebody
 
 
