@@ -18,11 +18,13 @@ from typing import Any
 import machine_code
 import pytest
 import test_barriers as barriers
+import test_explorer
 import test_interleavings as interleavings
 import test_wait
 from broken import Changes, break_, slow_writer
 from machine_code import STEPS, Code
 from slow_motion import Stepper
+from test_explorer import Explorer
 from test_interleavings import N, World
 
 import rings
@@ -99,6 +101,17 @@ def a_gate_joins_slowly_written(name: str, monkeypatch: Patch) -> None:
     a_gate_joins(name, monkeypatch)
 
 
+def _explored(scenario: Callable[[Explorer], None], frames: int) -> Callable[[str, Patch], None]:
+    def run(name: str, monkeypatch: Patch) -> None:
+        explorer = Explorer(name, monkeypatch, frames)
+        try:
+            scenario(explorer)
+        finally:
+            explorer.close()
+
+    return run
+
+
 def nobody_waits(name: str, monkeypatch: Patch) -> None:
     Stepper(monkeypatch, writer_module)
     with rings.create(name, frames=16, arena_bytes=4096) as ring:
@@ -146,6 +159,11 @@ FAULTS = [
         "_poll_copy",
         ((LOOK, "overtaken = load_relaxed(r.writer + _PUBLISHED) + 1 - r.frames - r.cursor"),),
         a_skipper_polls,
+    ),
+    Fault(
+        "wakes, then publishes, in every interleaving",
+        *(writer_module, "publish", ((PUBLISHED + "    _wake(w)\n", "    _wake(w)\n" + PUBLISHED),)),
+        _explored(test_explorer.test_two_fall_asleep_while_one_packet_is_published, 4),
     ),
     Fault(
         "a gap billed at each look",
