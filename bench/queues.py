@@ -11,12 +11,10 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -163,32 +161,6 @@ def _nothing() -> None:
     return
 
 
-def _zeromq(stack: ExitStack) -> tuple[Open, Callable[[], Total]]:
-    zmq: Any = importlib.import_module("zmq")
-    path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "socket"
-
-    def writer() -> tuple[Put, Finish]:
-        context = zmq.Context()
-        socket = context.socket(zmq.PUSH)
-        socket.connect(f"ipc://{path}")
-        return socket.send, lambda: (socket.close(), context.term())
-
-    def reader() -> Total:
-        context = zmq.Context()
-        socket = context.socket(zmq.PULL)
-        socket.bind(f"ipc://{path}")
-
-        def total(count: int) -> int:
-            found = sum(number(socket.recv()) for _ in range(count))
-            socket.close()
-            context.term()
-            return found
-
-        return total
-
-    return writer, reader
-
-
 def _faster_fifo(stack: ExitStack) -> tuple[Open, Callable[[], Total]]:
     module: Any = importlib.import_module("faster_fifo")
     queue = module.Queue(max_size_bytes=32 << 20)
@@ -210,6 +182,5 @@ _WAYS: dict[str, tuple[Prepare, str]] = {
     "rxring, batches": (_ring(_in_batches), "rings"),
     "multiprocessing.Queue": (_queue, "multiprocessing"),
     "multiprocessing.Pipe": (_pipe, "multiprocessing"),
-    "pyzmq": (_zeromq, "zmq"),
     "faster-fifo": (_faster_fifo, "faster_fifo"),
 }

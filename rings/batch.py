@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -71,9 +72,20 @@ class Batch:
     @property
     def arena(self) -> NDArray[np.uint8]:
         """The bytes of the batch, from its first payload to the end of its last."""
+        self._live()
+        return self._arena
+
+    @cached_property
+    def _arena(self) -> NDArray[np.uint8]:
         first, last = self.descriptors[0], self.descriptors[-1]
         size = (int(last["offset"]) - int(first["offset"])) * ALIGN + int(last["length"])
         return self._live().view(self._arena_at + int(first["offset"]) * ALIGN, size)
+
+    @cached_property
+    def _bounds(self) -> list[tuple[int, int]]:
+        """Where each packet begins and ends in `arena`: plain numbers are ten times as fast as records."""
+        begin, length = self.packets["offset"], self.packets["length"]
+        return list(zip(begin.tolist(), (begin + length).tolist(), strict=True))
 
     def __len__(self) -> int:
         """How many packets."""
@@ -81,8 +93,15 @@ class Batch:
 
     def payload(self, i: int) -> NDArray[np.uint8]:
         """The bytes of packet i, shape (length,)."""
-        packet = self.packets[i]
-        return self.arena[packet["offset"] :][: packet["length"]]
+        self._live()
+        begin, end = self._bounds[i]
+        return self._arena[begin:end]
+
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        """The payloads of all packets."""
+        for begin, end in self._bounds:
+            self._live()
+            yield self._arena[begin:end]
 
     @property
     def matrix(self) -> NDArray[np.uint8] | None:

@@ -300,3 +300,20 @@ def test_offsets_are_aligned(reader: Reader, writer: Writer) -> None:
     _put(writer, [b"a", b"b" * 17, b"c"])
     batch = _poll(reader)
     assert batch.packets["offset"].tolist() == [0, ALIGN, 3 * ALIGN]
+
+
+def test_iterating_gives_the_payloads_of_all_packets_while_the_batch_lives(name: str) -> None:
+    payloads = [b"", b"a", bytes(range(200)), b"", b"zz"]
+    with rings.create(name, frames=16, arena_bytes=4096) as ring, ring.writer() as writer:
+        reader = ring.reader()
+        for payload in payloads:
+            writer.write(payload)
+        batch = reader.poll()
+        assert batch is not None
+        assert [payload.tobytes() for payload in batch] == payloads
+        iterator = iter(batch)
+        next(iterator)
+        reader.poll()
+        with pytest.raises(RingError, match="this batch has ended"):
+            next(iterator)
+        reader.close()

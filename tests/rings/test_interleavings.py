@@ -237,8 +237,8 @@ def test_a_writer_while_somebody_joins(
 
 
 def _append(world: World) -> None:
-    data = payload(world.head)
-    world.writer.write(data, timeout_s=0)
+    data = np.frombuffer(payload(world.head), np.uint8)
+    writer_module.append_waiting(world.writer.record, data.ctypes.data, data.size, 0, 0)
 
 
 @pytest.mark.parametrize("lag", [0, 3, N - 2, N - 1])
