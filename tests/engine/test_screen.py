@@ -157,8 +157,8 @@ def test_losses_come_first_each_with_its_layer() -> None:
         second, third, *_ = drawn(draw("rx5000", views.calm(kind)), 100).splitlines()[1:]
         assert (second.strip(), third.strip()) == ("nothing lost", "")
     assert loss(views.troubled("interval")) == (
-        "lost: 1,973 socket frames · 7 softnet or UDP errors · 64 in flight · -44 residual frames · 15 refused"
-        " · 681,629 skipped by a_name_of_32_bytes_at_the_most.1 · 1,973 missing, says gaps"
+        "lost: 1,973 socket frames · 7 softnet or UDP errors · 64 in flight · -44 residual frames"
+        " · 15 refused · 681,629 skipped by a_name_of_32_bytes_at_the_most.1 · 1,973 missing, says gaps"
         " · 11 after the stop"
     )
 
