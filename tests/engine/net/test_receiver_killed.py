@@ -33,7 +33,7 @@ from rings.layout import DESCRIPTOR
 from rings.writer import start_writing
 
 Fork = Callable[..., Child]
-QUIET = 4000  # instructions without a change of what is shared: it has returned
+QUIET = 20_000  # instructions without a change of what is shared: it has returned
 KILL_ROUNDS = int(os.environ.get("RXRING_KILL_ROUNDS", "6"))
 OVERFLOW_BYTES = 20_480  # of each message's overflow buffer: more is not used here
 
