@@ -62,7 +62,7 @@ def _print_assembly() -> None:
         signature += tuple(numba.types.bool_ if name == "fresh" else numba.types.int64 for name in others)
         function.compile(signature)
         compiled = function.overloads[signature]
-        text = compiled.library.get_llvm_str()
+        text = function.inspect_llvm(signature)
         text = re.sub(r"^(define linkonce_odr .*)\{$", r"\1alwaysinline {", text, flags=re.M)
         for machine, (triple, cpu) in MACHINES.items():
             assembly = _assembly(binding, text, triple, cpu)
