@@ -119,6 +119,7 @@ class Consumer:
             wait=self.spec.wait,
             split=self.spec.split,
             member=self.spec.member,
+            by=self.spec.by,
             demote_s=self.spec.demote,
             max_frames=max(ring.geometry.frames // 16, 1),
             max_bytes=ring.geometry.arena_bytes // 16,

@@ -44,7 +44,8 @@ NAME_BYTES = 32
 _GRO_FRAME_BYTES, _GRO_RING = 65536, "160KiB"  # and what size of ring has an arena of twice that
 HANDLERS = ("latency", "rate", "gaps")
 SINKS = ("dump",)  # these need an argument
-WHOLE = ("gaps", "dump")  # these make sense of all packets only, in order
+WHOLE = ("dump",)  # these make sense of all packets only, in order
+IN_ORDER = ("gaps", *WHOLE)  # these of all packets of a flow
 MAX_SPLIT = 64
 
 Parser = Callable[[object], Any]
@@ -87,6 +88,7 @@ class ConsumerSpec(Struct, frozen=True, kw_only=True):
     """handler: a built-in name, or `module:name`. argument: what follows its `=`, for sinks.
 
     split: share the work among so many processes. Checked specs have one for each `member`, of `group`.
+    by: what the members take in turn, blocks of frames or flows.
     demote: seconds after which a gating consumer that does not move is lapped; None: it is waited for.
     """
 
@@ -96,6 +98,7 @@ class ConsumerSpec(Struct, frozen=True, kw_only=True):
     policy: Literal["gate", "skip"] = "gate"
     wait: Literal["block", "yield", "spin"] = "block"
     split: int = 1
+    by: Literal["block", "flow"] = "block"
     demote: float | None = None
     name: str = ""
     member: int = 0
@@ -119,6 +122,11 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     every: float = 1.0
     json: bool = False
     plain: bool = False
+
+    @property
+    def sources(self) -> bool:
+        """Are the rings to say who sent each frame?"""
+        return any(consumer.by == "flow" for consumer in self.consumers)
 
 
 # ── values ───────────────────────────────────────────────────────────────────────────────────────────
@@ -326,6 +334,7 @@ CONSUMER: dict[str, Parser] = {
     "policy": one_of("gate", "skip"),
     "wait": one_of("block", "yield", "spin"),
     "split": count(1, MAX_SPLIT),
+    "by": one_of("block", "flow"),
     "demote": seconds,
     "name": consumer_name,
 }
@@ -441,8 +450,8 @@ def _checked(spec: RunSpec) -> RunSpec:
     if spec.json and spec.plain:
         raise Refused("--json and --plain exclude each other: give one of them")
     for receiver in spec.receivers:
-        _check_batch(receiver.batch, spec.ring.size)
-        if receiver.gro == "on" and not holds_gro(spec.ring.size):
+        _check_batch(receiver.batch, spec)
+        if receiver.gro == "on" and not _holds_gro(spec):
             raise Refused(
                 f"--gro on needs a ring that holds frames of 64KiB twice: give --ring {_GRO_RING} or more"
             )
@@ -457,36 +466,36 @@ def _checked(spec: RunSpec) -> RunSpec:
     )
 
 
-def largest_batch(ring_bytes: int) -> int:
+def largest_batch(run: RunSpec) -> int:
     """The most messages a receive may ask for: it reserves at most an eighth of the ring."""
     # Geometry.fitting has a frame for each STRIDE_BYTES, so descriptors never run out first.
-    return min(MAX_BATCH, _arena_bytes(ring_bytes) // 8 // STRIDE_BYTES)
-
-
-def holds_gro(ring_bytes: int) -> bool:
-    """Does half the arena hold a maximal frame? A larger one could not be published."""
-    return _arena_bytes(ring_bytes) // 2 >= _GRO_FRAME_BYTES
+    return min(MAX_BATCH, _arena_bytes(run) // 8 // STRIDE_BYTES)
 
 
 def wants_gro(receiver: ReceiverSpec, run: RunSpec) -> bool:
     """Is the kernel to be asked for it?"""
-    fits = run.packets is None and holds_gro(run.ring.size)
+    fits = run.packets is None and _holds_gro(run)
     return receiver.gro == "on" or (receiver.gro == "auto" and fits)
 
 
-def _arena_bytes(ring_bytes: int) -> int:
+def _holds_gro(run: RunSpec) -> bool:
+    """Does half the arena hold a maximal frame? A larger one could not be published."""
+    return _arena_bytes(run) // 2 >= _GRO_FRAME_BYTES
+
+
+def _arena_bytes(run: RunSpec) -> int:
     from rings.layout import Geometry
 
     try:
-        return Geometry.fitting(ring_bytes).arena_bytes
+        return Geometry.fitting(run.ring.size, sources=run.sources).arena_bytes
     except ValueError as error:
-        raise Refused(f"--ring {format_size(ring_bytes)}: {error}") from None
+        raise Refused(f"--ring {format_size(run.ring.size)}: {error}") from None
 
 
-def _check_batch(batch: int, ring_bytes: int) -> None:
-    largest = largest_batch(ring_bytes)
+def _check_batch(batch: int, run: RunSpec) -> None:
+    largest = largest_batch(run)
     if batch > largest:
-        ring = format_size(ring_bytes)
+        ring = format_size(run.ring.size)
         raise Refused(
             f"--batch {batch} takes more than an eighth of a ring of {ring}: "
             f"give --batch {largest} or less, or a larger --ring"
@@ -515,10 +524,14 @@ def _members(spec: ConsumerSpec) -> list[ConsumerSpec]:
     """One for each process. With as many CPUs as members each gets its own, else all get all of them."""
     if spec.demote is not None and spec.policy == "skip":
         raise Refused(f"{spec.name}: demote= is for policy=gate: a skipping consumer holds nobody up")
+    if spec.split == 1 and spec.by == "flow":
+        raise Refused(f"{spec.name}: by=flow says how members share the work: give split=N, too")
     if spec.split == 1:
         return [spec]
     if spec.handler in WHOLE:
         raise Refused(f"{spec.handler} needs every packet, in order: leave out split={spec.split}")
+    if spec.handler in IN_ORDER and spec.by != "flow":
+        raise Refused(f"{spec.handler} needs all packets of a flow, in order: give by=flow")
     cpus = spec.cpus or ()
     return [
         replace(

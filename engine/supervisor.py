@@ -39,7 +39,7 @@ from engine.spec import RunSpec, wants_gro
 from engine.status import STOP, Status
 from engine.worker import Worker, fork
 from rings.jit import cache_folder, compiled_before
-from rings.layout import DESCRIPTOR, MAX_READERS, Geometry
+from rings.layout import MAX_READERS, Geometry
 from rings.reader import Reader
 from rings.ring import create
 from rings.segment import RingError
@@ -175,17 +175,24 @@ class Supervisor:
                 one_by_one=spec.receive == "recvmsg",
                 timestamps=self.spec.timestamps,
                 gro=gro,
+                sources=self.spec.sources,
                 packets=self.spec.packets,
             )
             slots = min(len(self.consumers) + _VISITORS, MAX_READERS)
-            ring = create(self.spec.name, number=i, size_bytes=self.spec.ring.size, readers=slots)
+            ring = create(
+                self.spec.name,
+                number=i,
+                size_bytes=self.spec.ring.size,
+                readers=slots,
+                sources=self.spec.sources,
+            )
             self._note_size(ring.geometry)
             self.receivers.append(
                 ReceiverPart(names[i], Receiving(spec, sock, rx), ring, buffer, DropCount(sock), gro)
             )
 
     def _note_size(self, geometry: Geometry) -> None:
-        asked, taken = self.spec.ring.size, geometry.arena_bytes + geometry.frames * DESCRIPTOR.itemsize
+        asked, taken = self.spec.ring.size, geometry.data_bytes
         if taken < 0.9 * asked:
             self.report.note(
                 f"the ring takes {format_size(taken)} of {format_size(asked)}: "

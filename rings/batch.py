@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rings.layout import ALIGN, DESCRIPTOR
+from rings.layout import ALIGN, DESCRIPTOR, SOURCE
 from rings.segment import RingError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Batch:
         self.first = int(r["cursor"])  # sequence of the first frame
         self.frames = frames
         self._descriptors_at = int(r["batch_descriptors"])
+        self._sources_at = int(r["batch_sources"]) if r["sources"] else 0
         self._arena_at = int(r["batch_arena"])
         self._copied = self._arena_at != int(r["arena"])
         self._writer = reader.section
@@ -46,6 +47,14 @@ class Batch:
     def descriptors(self) -> NDArray[Any]:
         """One DESCRIPTOR for each frame, shape (frames,)."""
         return self._live().view(self._descriptors_at, self.frames * DESCRIPTOR.itemsize).view(DESCRIPTOR)
+
+    @property
+    def sources(self) -> NDArray[Any] | None:
+        """One SOURCE for each frame, shape (frames,): who sent it. None where the ring has none."""
+        reader = self._live()
+        if not self._sources_at:
+            return None
+        return reader.view(self._sources_at, self.frames * SOURCE.itemsize).view(SOURCE)
 
     @property
     def packets(self) -> NDArray[Any]:

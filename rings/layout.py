@@ -176,7 +176,15 @@ DESCRIPTOR = np.dtype(
     ]
 )
 
-SOURCE = np.dtype([("address", "V16"), ("port", "u2"), ("family", "u2"), ("interface", "u4"), ("flow", "u8")])
+SOURCE = np.dtype(
+    [
+        ("address", "V16"),  # in network order; an IPv4 address stands in the first 4 bytes
+        ("port", "u2"),
+        ("family", "u2"),  # AF_INET, AF_INET6; 0: a writer without a network
+        ("interface", "u4"),  # index of it, where the address has one (IPv6 with scope); else 0
+        ("flow", "u8"),  # 63 bits: what comes from one source in order has one flow
+    ]
+)
 
 
 def offsets(dtype: np.dtype[np.void], *names: str) -> tuple[int, ...]:
@@ -255,22 +263,28 @@ class Geometry:
         return round_up(self.source_records + size, PAGE)
 
     @property
+    def data_bytes(self) -> int:
+        """What grows with the ring: all but a few pages of control words."""
+        per_frame = DESCRIPTOR.itemsize + (SOURCE.itemsize if self.sources else 0)
+        return self.arena_bytes + self.frames * per_frame
+
+    @property
     def total_bytes(self) -> int:
         return round_up(self.arena + self.arena_bytes, PAGE)
 
     @staticmethod
     def fitting(size_bytes: int, *, readers: int = 16, sources: bool = False) -> Geometry:
-        """The largest ring whose descriptors and arena take at most `size_bytes`.
+        """The largest ring whose descriptors, source records and arena take at most `size_bytes`.
 
         At least one descriptor for each 128 bytes of arena: with packets of 100 bytes, descriptors
         and bytes run out at about the same time. A few pages of control words come on top.
         """
-        per_frame = DESCRIPTOR.itemsize + (SOURCE.itemsize if sources else 0)
         arena = 1 << MAX_ARENA_BYTES.bit_length() - 1
         while arena >= 32 * 1024:
             for frames in (arena // 64, arena // 128):
-                if arena + frames * per_frame <= size_bytes:
-                    return Geometry(frames, arena, readers, sources)
+                geometry = Geometry(frames, arena, readers, sources)
+                if geometry.data_bytes <= size_bytes:
+                    return geometry
             arena //= 2
         raise ValueError(f"a ring does not fit into {size_bytes} bytes: give at least 64KiB")
 

@@ -57,6 +57,7 @@ from rings.layout import (
     NAME_BYTES,
     PAGE,
     READER,
+    SOURCE,
     WRITER,
     Policy,
     SlotState,
@@ -80,8 +81,10 @@ _PUBLISHED, _FLOOR, _STATE = offsets(WRITER, "published", "floor", "state")
 _CURSOR, _ACCOUNTS = offsets(READER, "cursor", "accounts")
 _JOINED_PACKETS, _JOINED_FRAME = offsets(READER, "joined_packets", "joined_frame")
 (_OFFSET,) = offsets(DESCRIPTOR, "offset")
+(_FLOW,) = offsets(SOURCE, "flow")
 _ACCOUNT_BYTES = ACCOUNT.itemsize
 _FRAME_BYTES = DESCRIPTOR.itemsize
+_SOURCE_BYTES = SOURCE.itemsize
 _ALIGN_SHIFT = 4  # descriptors count offsets in 16 bytes
 _BLOCK_SHIFT = 6
 BLOCK_FRAMES = 1 << _BLOCK_SHIFT  # what the members of a split take in turn
@@ -102,6 +105,7 @@ READER_STATE = np.dtype(
             "waiting",
             "slot",
             "descriptors",
+            "sources",  # 0: the ring has none
             "arena",
             "frames",
             "arena_bytes",
@@ -117,13 +121,16 @@ READER_STATE = np.dtype(
             "copy_frames",  # the same for batches that are copied
             "copy_bytes",
             "copied_descriptors",
+            "copied_sources",
             "copied_arena",
             "batch_frames",
             "batch_descriptors",  # address of the first descriptor of the batch
+            "batch_sources",  # the same of its source records
             "batch_arena",  # payload of a frame: here + offset × 16
             "batch_end_number",  # of the first packet after the batch
             "split",  # members that share the work, 1: nobody else
             "member",  # which of them we are
+            "by_flow",  # each takes whole flows; else blocks of frames in turn
             "nap_since_ns",
             "nap_cursor",
         )
@@ -178,12 +185,45 @@ def _skip_to_floor(r):  # type: ignore[no-untyped-def]
 
 @jit
 def _pass_others(r):  # type: ignore[no-untyped-def]
-    """Go past the blocks of the other members, as far as they are published; how far our own then reaches.
-
-    Block b, of BLOCK_FRAMES frames, is member b mod N's.
-    """
+    """Go past what is the other members', as far as it is published; how many frames are then our own."""
     if r.split == 1:
         return r.frames
+    return _pass_flows(r) if r.by_flow != 0 else _pass_blocks(r)
+
+
+@jit
+def _source(r, sequence):  # type: ignore[no-untyped-def]
+    return r.sources + (sequence & (r.frames - 1)) * _SOURCE_BYTES
+
+
+@jit
+def _pass_flows(r):  # type: ignore[no-untyped-def]
+    """`_pass_others` where flow f is member f mod N's."""
+    while True:
+        published = load_acquire(r.writer + _PUBLISHED)
+        most = min(published, r.cursor + r.max_frames)  # a long way is gone in steps: the writer may wait
+        ours = r.cursor
+        while ours < most and load_relaxed(_source(r, ours) + _FLOW) % r.split != r.member:
+            ours += 1
+        end = ours
+        while end < most and load_relaxed(_source(r, end) + _FLOW) % r.split == r.member:
+            end += 1
+        number = load_relaxed(_descriptor(r, ours))
+        fence_acquire()  # all that before the look; pairs with the fence in writer.reserve
+        if load_relaxed(r.writer + _FLOOR) > r.cursor:
+            _skip_to_floor(r)
+            continue
+        if ours > r.cursor:
+            r.passed += number - r.packets
+            r.packets = number
+            _keep_account(r, ours)
+        if end > ours or ours == published:
+            return end - ours
+
+
+@jit
+def _pass_blocks(r):  # type: ignore[no-untyped-def]
+    """`_pass_others` where block b, of BLOCK_FRAMES frames, is member b mod N's."""
     while True:
         block = r.cursor >> _BLOCK_SHIFT
         blocks = (r.member - block) % r.split  # until the next of ours
@@ -233,6 +273,7 @@ def poll(r, most):  # type: ignore[no-untyped-def]
         first = _descriptor(r, r.cursor)
         count = _contiguous(r, first, count, r.max_bytes)
         r.batch_descriptors = first
+        r.batch_sources = _source(r, r.cursor)
         r.batch_arena = r.arena
         r.batch_end_number = load_relaxed(_descriptor(r, r.cursor + count))
     r.batch_frames = count
@@ -252,6 +293,8 @@ def _poll_copy(r, most):  # type: ignore[no-untyped-def]
             return 0
         copied = r.copied_descriptors
         memmove(copied, _descriptor(r, r.cursor), count * _FRAME_BYTES)
+        if r.sources != 0:
+            memmove(r.copied_sources, _source(r, r.cursor), count * _SOURCE_BYTES)
         end_number = load_relaxed(_descriptor(r, r.cursor + count))
         fence_acquire()  # the copy before the look; pairs with the fence in writer.reserve
         if load_relaxed(r.writer + _FLOOR) > r.cursor:
@@ -265,7 +308,7 @@ def _poll_copy(r, most):  # type: ignore[no-untyped-def]
         end = (load_relaxed_u32(last + _OFFSET) << _ALIGN_SHIFT) + load_relaxed_u32(last + _OFFSET + 4)
         memmove(r.copied_arena, r.arena + begin, end - begin)
         fence_acquire()  # as above
-        overtaken = load_relaxed(r.writer + _FLOOR) - r.cursor
+        overtaken = max(load_relaxed(r.writer + _FLOOR) - r.cursor, 0)
         if overtaken >= count:
             continue
         if overtaken > 0:
@@ -276,6 +319,7 @@ def _poll_copy(r, most):  # type: ignore[no-untyped-def]
             copied += overtaken * _FRAME_BYTES
             count -= overtaken
         r.batch_descriptors = copied
+        r.batch_sources = r.copied_sources + overtaken * _SOURCE_BYTES
         r.batch_arena = r.copied_arena - begin
         r.batch_end_number = end_number
         r.batch_frames = count
@@ -293,6 +337,7 @@ def release(r, count):  # type: ignore[no-untyped-def]
     r.delivered += number - r.packets
     r.packets = number
     r.batch_descriptors += count * _FRAME_BYTES
+    r.batch_sources += count * _SOURCE_BYTES
     r.batch_frames -= count
     _keep_account(r, r.cursor + count)
 
@@ -368,8 +413,10 @@ class Reader:
     max_frames, max_bytes: the largest batch; by default, and at most, half the ring.
     demote_s: with "gate": once the writer has waited so long for this reader without a move of it, it is a
     "skip" reader. It copies from the start, as those do.
-    split, member: this is member 0 … split − 1 of so many that share the work: each handles every split-th
-    block of BLOCK_FRAMES frames, and counts what it leaves to the others as `passed`.
+    split, member: this is member 0 … split − 1 of so many that share the work; what it leaves to the others
+    it counts as `passed`.
+    by: "block", each handles every split-th block of BLOCK_FRAMES frames; "flow", every flow f with
+    f mod split == member, in order (the ring needs source records).
     `record` (READER_STATE, shape (1,)) is for compiled code: poll(record[0], …) and so on.
     """
 
@@ -384,6 +431,7 @@ class Reader:
         max_bytes: int | None = None,
         split: int = 1,
         member: int = 0,
+        by: str = "block",
         demote_s: float | None = None,
     ) -> None:
         if int(compiled_layout_hash()) != LAYOUT_HASH:
@@ -395,6 +443,12 @@ class Reader:
         if not 0 <= member < split <= MAX_SPLIT:
             raise RingError(
                 f"member {member} of {split}: give a split of 1 to {MAX_SPLIT} and 0 ≤ member < split"
+            )
+        if by not in ("block", "flow"):
+            raise RingError(f"by {by!r}: use block or flow")
+        if by == "flow" and not ring.geometry.sources:
+            raise RingError(
+                f"ring {ring.name} does not say whose its frames are: create it with sources=True"
             )
         if demote_s is not None and (policy != "gate" or not 0 < demote_s < _MOST_DEMOTE_S):
             raise RingError(f"demote_s {demote_s}: give seconds greater than 0, with policy gate")
@@ -420,23 +474,27 @@ class Reader:
         # The copy: small enough for the caches. A frame that is larger than `copy_bytes` comes alone.
         copy_frames, copy_bytes = min(frames, 1024), min(size, 4 * MAX_FRAME_BYTES)
         descriptors_bytes = round_up(copy_frames * DESCRIPTOR.itemsize, PAGE)
-        self._copy = np.zeros(descriptors_bytes + max(copy_bytes, MAX_FRAME_BYTES), np.uint8)
+        sources_bytes = round_up(copy_frames * SOURCE.itemsize, PAGE) if geometry.sources else 0
+        control_bytes = descriptors_bytes + sources_bytes
+        self._copy = np.zeros(control_bytes + max(copy_bytes, MAX_FRAME_BYTES), np.uint8)
         self.record = np.zeros(1, READER_STATE)
         self.section: Any = self._memory[geometry.writer :][: WRITER.itemsize].view(WRITER)[0]
         base, r = self._memory.ctypes.data, self.record[0]
         r["writer"] = base + geometry.writer
         r["waiting"] = self._shared.ctypes.data
         r["descriptors"] = base + geometry.descriptors
+        r["sources"] = base + geometry.source_records if geometry.sources else 0
         r["arena"] = base + geometry.arena
         r["frames"] = geometry.frames
         r["arena_bytes"] = geometry.arena_bytes
         r["max_frames"] = frames
         r["max_bytes"] = size
-        r["split"], r["member"] = split, member
+        r["split"], r["member"], r["by_flow"] = split, member, by == "flow"
         r["copy_frames"] = copy_frames
         r["copy_bytes"] = copy_bytes
         r["copied_descriptors"] = self._copy.ctypes.data
-        r["copied_arena"] = self._copy.ctypes.data + descriptors_bytes
+        r["copied_sources"] = self._copy.ctypes.data + descriptors_bytes
+        r["copied_arena"] = self._copy.ctypes.data + control_bytes
         self._batch: Batch | None = None
         self._open = True
         in_children(self, Reader._disown)

@@ -54,6 +54,7 @@ from rings.layout import (
     MAX_FRAME_BYTES,
     POLICY_SHIFT,
     READER,
+    SOURCE,
     WRITER,
     Policy,
     SlotState,
@@ -75,12 +76,14 @@ _CURSOR, _DEMOTE_NS = offsets(READER, "cursor", "demote_ns")
 (_OFFSET,) = offsets(DESCRIPTOR, "offset")
 _SLOT_BYTES = READER.itemsize
 _FRAME_BYTES = DESCRIPTOR.itemsize
+_SOURCE_BYTES = SOURCE.itemsize
 _DEMOTED = (int(Policy.SKIP) - int(Policy.GATE)) << POLICY_SHIFT  # what makes a skipping reader's word
 _LONGEST_LOOK_NS = 100_000_000  # between two looks while full: if it was longer, we were stopped, too
 _FREE, _ACTIVE, _GATE = int(SlotState.FREE), int(SlotState.ACTIVE), int(Policy.GATE)
 _RUNNING, _CLOSED = int(WriterState.RUNNING), int(WriterState.CLOSED)
 _POLICY_SHIFT, _LINE, _ALIGN, _LOCK_READER = POLICY_SHIFT, LINE, ALIGN, LOCK_READER
 
+_MAX_FLOW = (1 << 63) - 1
 _SLICE_NS = 50_000_000  # of a wait for room: compiled code sees no signals
 _NEVER_NS = 1 << 62
 
@@ -94,6 +97,7 @@ WRITER_STATE = np.dtype(
             "waiting",
             "slots",
             "descriptors",
+            "sources",  # 0: the ring has none
             "arena",
             "frames",
             "arena_bytes",
@@ -264,6 +268,20 @@ def describe(w, index, number, time_ns, position, length, socket_ns, segment, fl
 
 
 @jit
+def describe_source(w, index, address, port_family_interface, flow):  # type: ignore[no-untyped-def]
+    """Write the source record of frame `head + index`, of a ring that has them: words as in layout.SOURCE.
+
+    address: two words.
+    """
+    at = w.sources + ((w.head + index) & (w.frames - 1)) * _SOURCE_BYTES
+    words = carray(pointer(at), 4, np.int64)
+    words[0] = address[0]
+    words[1] = address[1]
+    words[2] = port_family_interface
+    words[3] = flow
+
+
+@jit
 def publish(w, count, number, position, size):  # type: ignore[no-untyped-def]
     """Make the `count` frames described since the last publish visible, and wake who sleeps.
 
@@ -328,21 +346,23 @@ def resume(w):  # type: ignore[no-untyped-def]
 
 
 @jit
-def append(w, address, length, time_ns):  # type: ignore[no-untyped-def]
+def append(w, address, length, time_ns, flow=0):  # type: ignore[no-untyped-def]
     """Copy one packet of `length` bytes from `address` into the ring and publish it; False when full."""
     if not reserve(w, 1, length):
         return False
     memmove(w.arena + (w.position & (w.arena_bytes - 1)), address, length)
+    if w.sources != 0:
+        describe_source(w, 0, (0, 0), 0, flow)
     number, position = describe(w, 0, w.number, time_ns, w.position, length, 0, 0, 0)
     publish(w, 1, number, position, length)
     return True
 
 
 @jit
-def append_waiting(state, address, length, time_ns, deadline_ns):  # type: ignore[no-untyped-def]
+def append_waiting(state, address, length, time_ns, deadline_ns, flow=0):  # type: ignore[no-untyped-def]
     """`append`, waiting for room until CLOCK_MONOTONIC `deadline_ns`. Times are the packet's, in ns."""
     w = state[0]
-    while not append(w, address, length, time_ns if time_ns != 0 else realtime_ns()):
+    while not append(w, address, length, time_ns if time_ns != 0 else realtime_ns(), flow):
         if monotonic_ns() >= deadline_ns:
             return False
         sleep_ns(50_000)
@@ -350,10 +370,10 @@ def append_waiting(state, address, length, time_ns, deadline_ns):  # type: ignor
 
 
 @jit
-def _append_entry(record, address, length, time_ns, deadline_ns):  # type: ignore[no-untyped-def]
+def _append_entry(record, address, length, time_ns, deadline_ns, flow):  # type: ignore[no-untyped-def]
     """`append_waiting` with the address of the record: numbers pass into compiled code faster than arrays."""
     state = carray(pointer(record), 1, WRITER_STATE)
-    return append_waiting(state, address, length, time_ns, deadline_ns)
+    return append_waiting(state, address, length, time_ns, deadline_ns, flow)
 
 
 @jit
@@ -400,6 +420,7 @@ class Writer:
         w["waiting"] = base + geometry.waiting
         w["slots"] = base + geometry.slots
         w["descriptors"] = base + geometry.descriptors
+        w["sources"] = base + geometry.source_records if geometry.sources else 0
         w["arena"] = base + geometry.arena
         w["frames"] = geometry.frames
         w["arena_bytes"] = geometry.arena_bytes
@@ -419,18 +440,20 @@ class Writer:
         compile_for(compiled_layout_hash)
         compile_for(start_writing, state)
         compile_for(finish_writing, state)
-        compile_for(_append_entry, 0, 0, 0, 0, 0)
+        compile_for(_append_entry, 0, 0, 0, 0, 0, 0)
 
     def write(
         self,
         payload: bytes | bytearray | memoryview | NDArray[np.uint8],
         *,
         time_ns: int = 0,
+        flow: int = 0,
         timeout_s: float | None = None,
     ) -> bool:
         """Publish one packet, waiting for gating readers to make room.
 
         payload: any contiguous buffer of 0 … 65,536 bytes. time_ns: CLOCK_REALTIME, 0 for now.
+        flow: 0 … 2⁶³ − 1, for readers that share the work by it; the ring needs source records.
         timeout_s: how long to wait, None for as long as it takes; False if there was no room by then.
         """
         if self._segment.fd < 0:
@@ -441,13 +464,15 @@ class Writer:
             raise RingError(f"{size} bytes do not fit half the arena: make the ring larger")
         if size > MAX_FRAME_BYTES:
             raise RingError(f"{size} bytes do not fit a frame: give at most {MAX_FRAME_BYTES}")
+        if flow != 0 and (not self._ring.geometry.sources or not 0 < flow <= _MAX_FLOW):
+            raise RingError(f"flow {flow}: give 0 to {_MAX_FLOW}, to a ring created with sources=True")
         self._staged[:size] = data
-        if _append_entry(*self._addresses, size, time_ns, 0):
+        if _append_entry(*self._addresses, size, time_ns, 0, flow):
             return True
         now_ns = int(monotonic_ns())
         end_ns = _NEVER_NS if timeout_s is None else now_ns + int(timeout_s * 1e9)
         while now_ns < end_ns:
-            if _append_entry(*self._addresses, size, time_ns, min(end_ns, now_ns + _SLICE_NS)):
+            if _append_entry(*self._addresses, size, time_ns, min(end_ns, now_ns + _SLICE_NS), flow):
                 return True
             now_ns = int(monotonic_ns())
         return False

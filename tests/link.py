@@ -53,12 +53,13 @@ class Link:
         timestamps: bool = True,
         packets: int | None = None,
         gro: bool = False,
+        sources: bool = False,
         room: int = MAX_FRAME_BYTES,
         rcvbuf: int | None = 4 << 20,
         policy: str | None = "gate",
     ) -> None:
         compile_all()  # deadlines are for receiving
-        self.ring = create(name, size_bytes=size_bytes)
+        self.ring = create(name, size_bytes=size_bytes, sources=sources)
         self.sock, _ = open_udp(timestamps=timestamps, rcvbuf=rcvbuf)
         if gro:
             assert ask_for_gro(self.sock)
@@ -69,6 +70,7 @@ class Link:
             one_by_one=one_by_one,
             timestamps=timestamps,
             gro=gro,
+            sources=sources,
             packets=packets,
             room=room,
         )

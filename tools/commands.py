@@ -135,7 +135,7 @@ def rxring(context: click.Context) -> int:
     "HANDLER[@CPU][,KEY=VALUE…]",
     spec.consumer,
     "Who reads, repeatable: latency, rate, gaps, dump=FILE or module:name; @CPU pins it; "
-    "policy=gate|skip, wait=block|yield|spin, split=N, demote=S, name=NAME. "
+    "policy=gate|skip, wait=block|yield|spin, split=N, by=block|flow, demote=S, name=NAME. "
     "Without any, packets are only received.",
     multiple=True,
 )

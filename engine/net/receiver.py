@@ -19,6 +19,7 @@ the next can be made again. Only packets that were being moved within the arena 
 from __future__ import annotations
 
 import errno as errors
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from engine.net.libc import (
     MMSGHDR,
     MSG_DONTWAIT,
     MSG_TRUNC,
+    NAME_BYTES,
     POLLIN,
     SOL_UDP,
     UDP_GRO,
@@ -44,11 +46,19 @@ from engine.net.libc import (
     shared_zeros,
 )
 from engine.net.sockets import SO_TIMESTAMPNS
-from rings.atomics import fence_release, load_acquire, load_relaxed, pointer, scratch, store_relaxed
+from rings.atomics import (
+    fence_release,
+    load_acquire,
+    load_relaxed,
+    load_relaxed_u32,
+    pointer,
+    scratch,
+    store_relaxed,
+)
 from rings.jit import jit
 from rings.layout import ALIGN, MAX_FRAME_BYTES, REFUSALS, WRITER, FrameFlag, offsets
 from rings.libc import errno, memmove, monotonic_ns, realtime_ns, sleep_ns, thread_cpu_ns
-from rings.writer import describe, publish, reserve
+from rings.writer import describe, describe_source, publish, reserve
 
 TRUNCATED, TOO_LARGE, RING_FULL = range(len(REFUSED))
 _ERROR_CODES = np.array([getattr(errors, name) for name in ERROR_NAMES[:-1]], np.int64)
@@ -61,9 +71,13 @@ _CALLS, _FRAMES, _RECEIVED, _REFUSED, _ERRORS = offsets(
 )
 _OVERFLOWED, _MOVED, _STRIDE, _CPU_NS = offsets(WRITER, "overflowed", "moved", "stride", "cpu_ns")
 _LOST_IN_FLIGHT, _PUBLISHED = offsets(WRITER, "lost_in_flight", "published")
-_ALIGN, _OVERFLOW_BYTES, _REFUSALS = ALIGN, MAX_FRAME_BYTES, REFUSALS
+_ALIGN, _OVERFLOW_BYTES, _REFUSALS, _NAME_BYTES = ALIGN, MAX_FRAME_BYTES, REFUSALS, NAME_BYTES
+_AF_INET, _AF_INET6 = int(socket.AF_INET), int(socket.AF_INET6)
 _NO_KERNEL_TIME = int(FrameFlag.NO_KERNEL_TIME)
 _SATURATED, _NEGATIVE = int(FrameFlag.SATURATED), int(FrameFlag.NEGATIVE)
+_GOLDEN = np.uint64(
+    0x9E37_79B9_7F4A_7C15
+)  # 2⁶⁴ / φ, odd: spreads what lies close (Knuth's multiplicative hashing)
 _UNTOUCHED = -1
 CONTROL_BYTES = 64  # takes both kinds of ancillary data that we ask for, and no third
 _CMSG_BYTES = 16  # struct cmsghdr
@@ -93,6 +107,7 @@ RECEIVER_STATE = np.dtype(
             "headers",
             "iovecs",
             "control",
+            "names",  # address of batch × NAME_BYTES, 0: nobody asks who sent what
             "overflow",  # address of batch × MAX_FRAME_BYTES
             "batch",
             "one_by_one",  # recvmsg instead of recvmmsg
@@ -139,18 +154,19 @@ class Receiver:
         one_by_one: bool,
         timestamps: bool,
         gro: bool = False,
+        sources: bool = False,
         packets: int | None,
         room: int = MAX_FRAME_BYTES,
     ) -> Receiver:
         """For socket `fd` (non-blocking).
 
-        batch: at most an eighth of the ring's frames. packets: receive exactly so many; with GRO, end with
-        the call that brings the last of them.
+        batch: at most an eighth of the ring's frames. sources: has the ring source records?
+        packets: receive exactly so many; with GRO, end with the call that brings the last of them.
         room: bytes that a message may have, a multiple of ALIGN from 2048 to MAX_FRAME_BYTES; longer ones
         are refused as truncated.
         """
         control_bytes = CONTROL_BYTES if timestamps or gro else 0
-        messages = Messages.prepare(batch, iovecs=2, control_bytes=control_bytes, shared=True)
+        messages = Messages.prepare(batch, iovecs=2, names=sources, control_bytes=control_bytes, shared=True)
         overflow = shared_zeros((batch, MAX_FRAME_BYTES), np.uint8)
         state = shared_zeros(1, RECEIVER_STATE)
         rx = state[0]
@@ -159,6 +175,7 @@ class Receiver:
         rx["iovecs"] = messages.iovecs.ctypes.data
         rx["control"] = messages.control.ctypes.data
         rx["control_bytes"] = control_bytes
+        rx["names"] = messages.names.ctypes.data if sources else 0
         rx["gro"] = gro
         rx["overflow"] = overflow.ctypes.data
         rx["batch"] = batch
@@ -207,6 +224,7 @@ def _arm(rx, w, count):  # type: ignore[no-untyped-def]
         iovecs[2 * i].length = rx.stride
         iovecs[2 * i + 1].base = beyond
         iovecs[2 * i + 1].length = rx.room - rx.stride
+        headers[i].name_length = _NAME_BYTES if rx.names != 0 else 0
         headers[i].control_length = rx.control_bytes
         headers[i].flags = _UNTOUCHED
         headers[i].length = _UNTOUCHED
@@ -274,7 +292,37 @@ def describe_message(rx, w, index, number, position, i, received_ns):  # type: i
     kernel_ns, segment = _ancillary(rx, i, header)
     time_ns, socket_ns, flags = _kernel_time(kernel_ns, received_ns)
     length = np.int64(header.length)
+    if rx.names != 0:
+        _describe_sender(rx, w, index, i)
     return describe(w, index, number, time_ns, position, length, socket_ns, segment, flags)
+
+
+@jit
+def _describe_sender(rx, w, index, i):  # type: ignore[no-untyped-def]
+    """`writer.describe_source` who sent message i, by its sockaddr_in or sockaddr_in6."""
+    at = rx.names + i * _NAME_BYTES
+    word = load_relaxed(at)
+    family = word & 0xFFFF
+    port = (word >> 8 & 0xFF00) | (word >> 24 & 0xFF)
+    address = (word >> 32 & 0xFFFF_FFFF, np.int64(0))
+    interface = np.int64(0)
+    if family == _AF_INET6:
+        address = (load_relaxed(at + 8), load_relaxed(at + 16))
+        interface = np.int64(load_relaxed_u32(at + 24))
+    elif family != _AF_INET:
+        family, port, address = np.int64(0), np.int64(0), (np.int64(0), np.int64(0))
+    place = port | family << 16 | interface << 32
+    describe_source(w, index, address, place, _flow(address, place))
+
+
+@jit
+def _flow(address, place):  # type: ignore[no-untyped-def]
+    """A flow of 63 bits, each of which depends on all of these words."""
+    mixed = np.uint64(0)
+    for word in (address[0], address[1], place):
+        mixed = (mixed ^ np.uint64(word)) * _GOLDEN
+        mixed ^= mixed >> np.uint64(32)
+    return np.int64(mixed >> np.uint64(1))
 
 
 @jit

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rings.layout import DESCRIPTOR, READER, WRITER, Policy, SlotState
+from rings.layout import DESCRIPTOR, READER, SOURCE, WRITER, Policy, SlotState
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "ring.md").read_text()
 
@@ -18,6 +18,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "ring.md").read_text()
     [
         (WRITER, ["published", "floor", "wake", "epoch", "refused", "errors"]),
         (READER, ["word", "cursor", "name"]),
+        (SOURCE, ["address", "port", "family", "interface", "flow"]),
         (DESCRIPTOR, ["number", "time_ns", "offset", "length", "socket_ns", "segment", "flags"]),
     ],
 )

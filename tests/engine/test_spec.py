@@ -112,7 +112,8 @@ def test_each_member_of_a_split_is_a_consumer(text: str, cpus: list[tuple[int, .
         ("latency,wait=sleep", "'sleep' is not known"),
         ("latency,split=two", "'two' is out of range"),
         ("latency,demote=0", "'0' is no time"),
-        ("latency,share=2", "unknown option 'share': give policy=, wait=, split=, demote= or name="),
+        ("latency,split=2,by=packet", "'packet' is not known: give block or flow"),
+        ("latency,share=2", "unknown option 'share': give policy=, wait=, split=, by=, demote= or name="),
         ("latency,wait=spin,wait=spin", "wait is given twice"),
         ("latency,name=a/b", "name 'a/b'"),
         ("latency,name=" + "n" * 33, "use 1 to 32"),
@@ -391,9 +392,13 @@ def inline(value: Any) -> str:
 # ── the whole ────────────────────────────────────────────────────────────────────────────────────────
 
 
+def run_with(ring: int, **options: Any) -> RunSpec:
+    return RunSpec(receivers=(ReceiverSpec(listen=LOOPBACK),), ring=RingSpec(size=ring), **options)
+
+
 @pytest.mark.parametrize(("ring", "largest"), [(64 << 10, 32), (1 << 20, 512), (40 << 20, 3000)])
 def test_the_largest_batch_is_named_and_fits(ring: int, largest: int) -> None:
-    assert spec.largest_batch(ring) == largest
+    assert spec.largest_batch(run_with(ring)) == largest
     spec.read(None, {**FLAGS, "ring": ring, "batch": largest})
     if largest < spec.MAX_BATCH:
         with pytest.raises(Refused, match=f"give --batch {largest} or less"):
@@ -404,10 +409,19 @@ def test_the_largest_batch_is_named_and_fits(ring: int, largest: int) -> None:
 def test_the_largest_batch_reserves_an_eighth_at_most(ring: int) -> None:
     from rings.layout import Geometry
 
-    batch, geometry = spec.largest_batch(ring), Geometry.fitting(ring)
+    batch, geometry = spec.largest_batch(run_with(ring)), Geometry.fitting(ring)
     assert 1 <= batch <= spec.MAX_BATCH
     assert batch * spec.STRIDE_BYTES <= geometry.arena_bytes // 8
     assert batch <= geometry.frames // 8
+
+
+def test_a_ring_that_says_whose_each_frame_is_holds_less() -> None:
+    by_flow = ConsumerSpec(handler="rate", split=2, by="flow")
+    assert not run_with(64 << 10).sources
+    assert run_with(64 << 10, consumers=(by_flow,)).sources
+    assert spec.largest_batch(run_with(80 << 10)) == 2 * spec.largest_batch(
+        run_with(80 << 10, consumers=(by_flow,))
+    )
 
 
 CONSUMERS = st.lists(

@@ -661,6 +661,27 @@ def test_members_share_the_work_and_their_states_add_up(name: str) -> None:
     assert latency["result"]["ring"]["count"] == latency["result_at"] == latency["delivered"]
 
 
+@pytest.mark.parametrize("gro", ["on", "off"])
+def test_members_share_flows_each_in_order(name: str, gro: str) -> None:
+    """What needs every packet of a flow, in order, finds it; a member that is killed goes on where it was."""
+    flags = ("--consumer", "gaps,split=3,by=flow", "--consumer", "gaps,name=all", "--gro", gro)
+    with Run(name, *flags, "--sender", f"{name}.s", command=True) as run:
+        sent = send(run, f"{name}.s", "--flows", "20", "--packets", "20000", "--rate", "50000", "--gso", "8")
+        summary = run.end()
+    check_ledger(summary)
+    published = summary["ledger"]["published"]
+    assert published == sent["sent"]
+    (group,) = summary["groups"]
+    assert group["delivered"] == published
+    assert group["result"] == summary["consumers"][3]["result"]
+    assert (group["result"]["received"], group["result"]["flows"]) == (20_000, 20)
+    assert (group["result"]["lost"], group["result"]["reordered"]) == (0, 0)
+    members = summary["consumers"][:3]
+    assert sum(member["result"]["flows"] for member in members) == 20
+    assert all(member["delivered"] > 0 for member in members)
+    assert all(member["delivered"] + member["passed"] == published for member in members)
+
+
 def test_a_consumer_that_holds_all_up_too_long_is_waited_for_no_more(name: str) -> None:
     flags = ("--consumer", "rate,demote=0.3,name=hangs", "--consumer", "gaps", "--ring", "80KiB")
     with (
@@ -689,7 +710,9 @@ def test_a_consumer_that_holds_all_up_too_long_is_waited_for_no_more(name: str) 
     ("consumer", "what"),
     [
         ("rate,demote=1,policy=skip", "demote= is for policy=gate"),
-        ("gaps,split=2", "gaps needs every packet, in order: leave out split=2"),
+        ("gaps,split=2", "gaps needs all packets of a flow, in order: give by=flow"),
+        ("rate,by=flow", "by=flow says how members share the work: give split=N, too"),
+        ("dump=/tmp/x,split=2,by=flow", "dump needs every packet, in order: leave out split=2"),
         ("dump=/tmp/x,split=2", "dump needs every packet, in order: leave out split=2"),
         ("rate,split=0", "'0' is out of range: give a whole number from 1 to 64"),
         ("rate,split=65", "'65' is out of range"),

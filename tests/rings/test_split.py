@@ -80,6 +80,80 @@ def test_a_lapped_member_knows_what_it_lost_and_handles_only_its_own(ring: Ring)
         assert passed == 5 * FRAMES + 17 - skipped - delivered
 
 
+@pytest.fixture
+def ring_of_flows(name: str) -> Iterator[Ring]:
+    with rings.create(name, frames=FRAMES, arena_bytes=1 << 16, sources=True) as made:
+        yield made
+
+
+@pytest.mark.parametrize("policy", ["gate", "skip"])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(split=st.integers(1, 5), bursts=st.lists(st.lists(st.integers(0, 7), max_size=300), max_size=8))
+def test_each_flow_is_one_members(
+    ring_of_flows: Ring, policy: str, split: int, bursts: list[list[int]]
+) -> None:
+    ring = ring_of_flows
+    with ring.writer() as writer:
+        options = {"policy": policy, "split": split, "by": "flow"}
+        members = [ring.reader(f"m{k}", member=k, **options) for k in range(split)]
+        got: list[list[int]] = [[] for _ in members]
+        flows: list[int] = []
+        for burst in bursts:
+            for flow in burst:
+                assert writer.write(len(flows).to_bytes(4, "little"), flow=flow, timeout_s=0)
+                flows.append(flow)
+            for numbers, member in zip(got, members, strict=True):
+                numbers += take(member)
+        for k, numbers in enumerate(got):
+            assert numbers == [n for n, flow in enumerate(flows) if flow % split == k]
+            assert account(members[k]) == (len(numbers), 0, len(flows) - len(numbers))
+        for member in members:
+            member.close()
+
+
+def test_a_lapped_member_knows_its_flows_again(ring_of_flows: Ring) -> None:
+    ring = ring_of_flows
+    with (
+        ring.writer() as writer,
+        ring.reader("m1", policy="skip", split=3, member=1, by="flow") as reader,
+    ):
+        count = 5 * FRAMES + 17
+        for n in range(count):
+            writer.write(n.to_bytes(4, "little"), flow=n * n)
+        numbers = take(reader)
+        delivered, skipped, passed = account(reader)
+        assert numbers == [n for n in range(skipped, count) if n * n % 3 == 1]
+        assert (delivered, delivered + skipped + passed) == (len(numbers), count)
+        assert skipped >= 4 * FRAMES
+
+
+@pytest.mark.parametrize("policy", ["gate", "skip"])
+def test_a_batch_tells_whose_its_frames_are(ring_of_flows: Ring, policy: str) -> None:
+    flows = [3, 0, (1 << 63) - 1]
+    with ring_of_flows.writer() as writer, ring_of_flows.reader("r", policy=policy) as reader:
+        for flow in flows:
+            writer.write(b"x", flow=flow)
+        batch = reader.poll()
+        assert batch is not None
+        assert batch.sources is not None
+        assert batch.sources["flow"].tolist() == flows
+        assert batch.sources["family"].tolist() == [0, 0, 0]
+        with pytest.raises(RingError, match=r"flow -1: give 0 to"):
+            writer.write(b"x", flow=-1)
+
+
+def test_a_ring_without_sources_knows_no_flows(ring: Ring) -> None:
+    with ring.writer() as writer, ring.reader("r") as reader:
+        with pytest.raises(RingError, match="create it with sources=True"):
+            ring.reader("flows", split=2, by="flow")
+        with pytest.raises(RingError, match="to a ring created with sources=True"):
+            writer.write(b"x", flow=1)
+        writer.write(b"x")
+        batch = reader.poll()
+        assert batch is not None
+        assert batch.sources is None
+
+
 def test_the_writer_waits_for_a_member_that_gates(ring: Ring) -> None:
     with ring.writer() as writer, ring.reader("m0", split=2, member=0) as reader:
         for n in range(FRAMES - 1):

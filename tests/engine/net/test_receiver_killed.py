@@ -29,7 +29,7 @@ from engine.net.receiver import (
     take_up,
 )
 from engine.net.sockets import SO_MEMINFO
-from rings.layout import DESCRIPTOR
+from rings.layout import DESCRIPTOR, SOURCE
 from rings.writer import start_writing
 
 Fork = Callable[..., Child]
@@ -51,6 +51,7 @@ class Scene:
             rx.messages.headers.view(np.uint8),
             rx.messages.iovecs.view(np.uint8),
             rx.messages.control,
+            rx.messages.names,
             rx.overflow[:, :OVERFLOW_BYTES],
         ]
 
@@ -95,6 +96,12 @@ class Scene:
             for length in segments(int(d["length"]), int(d["segment"])):
                 found.append(ring._memory[at : at + length].tobytes())
                 at += length
+            if ring.geometry.sources:
+                records = ring._memory[ring.geometry.source_records :][
+                    : ring.geometry.frames * SOURCE.itemsize
+                ]
+                record = records.view(SOURCE)[sequence & (ring.geometry.frames - 1)]
+                assert record["port"] == self.link.out.getsockname()[1]
         return found
 
 
@@ -131,6 +138,8 @@ SCENES = {
     "truncated": ([100, 3000, 90], {"room": 2048, "stride": 64}),
     "all truncated": ([3000, 3000], {"room": 2048, "stride": 2048}),
     "the last packets": ([100, 1200, 100, 100], {"packets": 154, "stride": 64}),
+    "whose": ([100, 100, 100], {"stride": 112}),
+    "whose, overflowing": ([100, 3000, 0, 90], {"stride": 64}),
     "gro": ([1000, 1010, 400], {"stride": 1024}),
     "gro with holes": ([1000, 20, 250, 0], {"stride": 1008}),
     "gro, overflowing": ([100, 3000, 0, 250], {"stride": 64}),
@@ -174,7 +183,8 @@ def check_settled(scene: Scene, before: int, sent: list[bytes], *, may_lose: boo
 
 @pytest.mark.parametrize("case", SCENES)
 def test_at_every_instruction_of_a_call_and_of_its_successor(name: str, fork: Fork, case: str) -> None:
-    with Link(name, size_bytes=64 << 10, batch=4, policy=None, gro=case.startswith("gro")) as link:
+    kind = {"gro": case.startswith("gro"), "sources": case.startswith("whose")}
+    with Link(name, size_bytes=64 << 10, batch=4, policy=None, **kind) as link:
         scene, before, sent = begin(link, case)
         may_lose = False
 
