@@ -15,10 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import numba
-import numpy as np
 import pytest
 import ring_loops
-from slow_motion import Stepper, _copy
+from slow_motion import Stepper, _copy, as_record
 
 from rings import writer as writer_module
 
@@ -55,4 +54,4 @@ def slow_writer(monkeypatch: pytest.MonkeyPatch, user: ModuleType) -> None:
 
 
 def _on_a_record(function: Any) -> Any:
-    return lambda state, *arguments: function(state.view(np.recarray), *arguments)
+    return lambda state, *arguments: function([as_record(state)], *arguments)

@@ -8,6 +8,7 @@ this one's death. So every place of a protocol can be tried, where a stress test
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 from collections.abc import Callable
 from types import ModuleType
@@ -91,6 +92,16 @@ def die() -> None:
     raise Died
 
 
+@functools.cache
+def _structure(names: tuple[str, ...]) -> type[ctypes.Structure]:
+    return type("Record", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_int64) for name in names]})
+
+
+def as_record(array: Any) -> Any:
+    """The one record of an array, its numbers attributes, as in compiled code."""
+    return _structure(array.dtype.names).from_buffer(array)
+
+
 class _Words(np.ndarray):
     """An array of which each store is an operation."""
 
@@ -101,6 +112,10 @@ class _Words(np.ndarray):
         super().__setitem__(index, value)
 
 
+def _records(argument: Any) -> Any:
+    return [as_record(argument)] if isinstance(argument, np.ndarray) and argument.dtype.names else argument
+
+
 class Stepper:
     """`modules` in slow motion, as long as the test runs; `at` operations from now `action` runs, once."""
 
@@ -109,11 +124,14 @@ class Stepper:
         self.at = -1
         self.action: Callable[[], object] = lambda: None
         self._within = False
-        for module in modules:
-            for name, value in list(vars(module).items()):
-                slow = self._slow(name, value)
-                if slow is not None:
-                    monkeypatch.setattr(module, name, slow)
+        slow = [
+            (module, name, self._slow(name, value))
+            for module in modules
+            for name, value in vars(module).items()
+        ]
+        for module, name, value in slow:
+            if value is not None:
+                monkeypatch.setattr(module, name, value)
 
     def _slow(self, name: str, value: Any) -> Any:
         if name in _OPERATIONS:
@@ -127,6 +145,7 @@ class Stepper:
         if name == "monotonic_ns":
             return _now
         if name == "_is_locked":
+            value(-1, 0)  # compiled before what it calls is replaced
             return None  # a system call: one operation, and its scratch is of the stack
         if hasattr(value, "py_func") and getattr(value, "__module__", "").startswith("rings."):
             return self._on_records(value.py_func)
@@ -170,12 +189,9 @@ class Stepper:
 
     @staticmethod
     def _on_records(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Attributes of records, as compiled code writes them."""
+        """Where a function takes an array of a record, it gets one that is as compiled code has it."""
 
         def run(*arguments: Any) -> Any:
-            records = [
-                a.view(np.recarray) if isinstance(a, np.ndarray) and a.dtype.names else a for a in arguments
-            ]
-            return function(*records)
+            return function(*(_records(a) for a in arguments))
 
         return run

@@ -1,25 +1,26 @@
 """Every interleaving of small histories: writer and readers, one shared-memory operation at a time.
 
 test_interleavings.py lets one whole action happen at each place of a step. Here the steps of two or three
-processes are mixed in every order there is, each of which may also die at any place, on a ring of four
+processes are mixed in every order there is, each of which may also die at any place, on a ring of a few
 frames that has gone round. The order of operations is that of the program, as on one core; what another
 machine may reorder is test_barriers.py's.
 
 A state is what is in shared memory and what each process has seen so far, which decides what it does next.
-States that were seen before are not gone through again, so the search ends: then it was all of them.
+So a process is taken one operation further by running it from its beginning: it is told what it saw, up to
+that operation, which then finds the memory of the state. A state is gone on from once, so the search ends:
+then it was all of them.
 """
 
 from __future__ import annotations
 
-import _thread
 import ctypes
-import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from slow_motion import Died, Stepper, _copy
+from slow_motion import Stepper, as_record
 
 import rings
 from rings import locks
@@ -27,74 +28,51 @@ from rings import reader as reader_module
 from rings import wait as wait_module
 from rings import writer as writer_module
 from rings.layout import DESCRIPTOR, LOCK_READER, SlotState
-from rings.reader import Reader
+from rings.reader import BLOCK_FRAMES, Reader
 
 N, LENGTH = 4, 24  # of the ring; its arena is as large as that N − 1 frames of LENGTH bytes fill both
 BEFORE = 6  # frames that were written before
 BUFFERS = [np.full(LENGTH, sequence, np.uint8) for sequence in range(64)]
-Choice = tuple[int, bool]  # which process does its next operation, or dies before it
 
 
+@dataclass(frozen=True)
 class Process:
-    """One of those whose steps are mixed: a thread that stands still before each of its operations."""
+    """One of those whose steps are mixed."""
 
-    def __init__(
-        self, explorer: Explorer, run: Callable[[], object], die: Callable[[], object] | None
-    ) -> None:
-        self.explorer, self.run, self.die = explorer, run, die
-        self.seen = 0  # a fingerprint of all that its operations returned
-        self.ended = self.dead = False
-        self.error: BaseException | None = None
-        self._go, self._back = _thread.allocate_lock(), _thread.allocate_lock()
-        self._go.acquire()
-        self._back.acquire()
-        self._thread = threading.Thread(target=self._live)
-        self._thread.start()
-        self.advance()
+    run: Callable[[], object]
+    die: Callable[[], object] | None = None  # what its death changes for others; None: it does not die
 
-    def _live(self) -> None:
-        self._go.acquire()
-        try:
-            self.run()
-        except Died:
-            pass
-        except BaseException as error:
-            self.error = error
-        self.ended = True
-        self._back.release()
 
-    def advance(self) -> None:
-        """To its next operation, or its end."""
-        self.explorer.current = self
-        self._go.release()
-        self._back.acquire()
-        self.explorer.current = None
-        if self.error is not None:
-            raise self.error
+@dataclass(frozen=True)
+class Past:
+    """What a process has done so far: the results of its operations, the first of which is to begin."""
 
-    def stand(self) -> None:
-        """Of its own thread: until it may go on."""
-        self._back.release()
-        self._go.acquire()
-        if self.dead:
-            raise Died
-        self.saw("a step")  # also where it changes nothing
+    saw: tuple[object, ...] = ()
+    ended: bool = False
+    dead: bool = False
 
-    def end(self) -> None:
-        if not self.ended:
-            self.dead = True
-            self.advance()
-        self._thread.join()
 
-    def saw(self, what: object) -> None:
-        self.seen = hash((self.seen, what))
+@dataclass(frozen=True)
+class State:
+    memory: bytes
+    held: tuple[bool, ...]  # which readers' locks
+    asleep: dict[int, int]  # who sleeps, on which value of the futex word
+    pasts: tuple[Past, ...]
+
+    @property
+    def key(self) -> object:
+        return hash(self.memory), self.pasts
+
+
+class _Paused(BaseException):
+    """A process has come to its next operation."""
 
 
 class Explorer(Stepper):
-    """A ring and, again and again from its beginning, processes that work on it in one more order."""
+    """A ring, and the processes that work on it in every order."""
 
     def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
-        self.current: Process | None = None
+        self.current: int | None = None  # which process runs
         self.ring = rings.create(name, frames=frames, arena_bytes=32 * frames, readers=2)
         self.writer = self.ring.writer()
         self.readers: dict[str, Reader] = {}
@@ -103,8 +81,7 @@ class Explorer(Stepper):
         monkeypatch.setattr(wait_module, "monotonic_ns", lambda: 1)
         monkeypatch.setattr(writer_module, "_is_locked", self._counted(writer_module._is_locked))
         monkeypatch.setattr(wait_module, "futex_wait", self._counted(self._fall_asleep))
-        self.joined: list[Reader] = []
-        self.asleep: dict[Process | None, int] = {}  # on which value of the futex word
+        self.asleep: dict[int, int] = {}
         for _ in range(BEFORE):
             assert self.append()
 
@@ -115,16 +92,27 @@ class Explorer(Stepper):
     # One operation ----------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        if self.current is not None:
-            self.current.stand()
+        """Before each operation of a process: known ones are done again, then a new one, and no more."""
+        if self.current is None:
+            return
+        if self.done > self.known:
+            raise _Paused
+        if self.done == self.known:
+            self._put(self.state)
+            self.saw.append(None)
+        self.done += 1
+
+    def _saw(self, result: object) -> Any:
+        """What the process is to see as the result of the operation."""
+        if self.done > self.known:
+            self.saw[-1] = result
+        return self.saw[self.done - 1]
 
     def _counted(self, operation: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: int) -> Any:
             self._step()
             result = operation(*(int(a) for a in arguments))
-            if self.current is not None:
-                self.current.saw(result)
-            return result
+            return result if self.current is None else self._saw(result)
 
         return counted
 
@@ -133,25 +121,25 @@ class Explorer(Stepper):
         half, size = int(size) // 2, int(size)
         for begin, count in ((0, half), (half, size - half)):
             self._step()
-            if self.current is not None:
-                self.current.saw(ctypes.string_at(int(source) + begin, count))
-            _copy(int(target) + begin, int(source) + begin, count)
+            data = ctypes.string_at(int(source) + begin, count)
+            ctypes.memmove(int(target) + begin, data if self.current is None else self._saw(data), count)
 
     def _fall_asleep(self, address: int, expected: int, timeout_ns: int) -> int:
+        assert self.current is not None
         self.asleep[self.current] = expected
         return -1
 
     # What the processes do --------------------------------------------------------------------------
 
     def record(self, of: Any) -> Any:
-        return of.record.view(np.recarray)[0]
+        return as_record(of.record)
 
     @property
     def head(self) -> int:
         return int(self.ring.counters["published"])
 
-    def reader(self, name: str, policy: str) -> Reader:
-        self.readers[name] = self.ring.reader(name=name, policy=policy)
+    def reader(self, name: str, policy: str, **options: Any) -> Reader:
+        self.readers[name] = self.ring.reader(name=name, policy=policy, **options)
         return self.readers[name]
 
     def append(self) -> bool:
@@ -177,7 +165,11 @@ class Explorer(Stepper):
         return lambda: wait_module._sleep(self.record(self.readers[name]), 1 << 62)
 
     def joins(self, policy: str) -> Callable[[], object]:
-        return lambda: self.joined.append(self.ring.reader(name="guest", policy=policy))
+        """A guest that has all but its slot, which will be the next."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Reader, "_join", lambda _: len(self.readers))
+            guest = self.reader("guest", policy)
+        return guest._join
 
     def leaves(self, name: str) -> Callable[[], object]:
         """What `close` does once its batch is released."""
@@ -191,11 +183,13 @@ class Explorer(Stepper):
         return leave
 
     def check_batch(self, r: Any, count: int) -> None:
-        if count > 0:
+        again = self.current is not None and self.done <= self.known  # it has been checked then
+        if count > 0 and not again:
             raw = ctypes.string_at(int(r.batch_descriptors), count * DESCRIPTOR.itemsize)
             for i, descriptor in enumerate(np.frombuffer(raw, DESCRIPTOR)):
                 payload = ctypes.string_at(int(r.batch_arena) + int(descriptor["offset"]) * 16, LENGTH)
                 assert descriptor["number"] == r.cursor + i
+                assert r.split == 1 or (r.cursor + i) // BLOCK_FRAMES % r.split == r.member
                 assert descriptor["length"] == LENGTH
                 assert payload == bytes(BUFFERS[int(r.cursor) + i])
 
@@ -207,18 +201,24 @@ class Explorer(Stepper):
 
     def check_state(self) -> None:
         for info in self.ring.readers():
-            assert min(info.delivered, info.skipped, info.unread) >= 0, info
-            assert info.delivered + info.skipped + info.unread + info.joined_packets == self.head, info
+            done = info.delivered + info.skipped + info.passed
+            assert min(info.delivered, info.skipped, info.passed, info.unread) >= 0, info
+            assert done + info.unread + info.joined_packets == self.head, info
+            assert info.unread == info.lag, info  # a frame is a packet
 
-    def check_end(self, processes: list[Process]) -> None:
+    def check_end(self, state: State) -> None:
         """Nobody sleeps over what he could read; a successor goes on; who lives reads to the end."""
-        if self.head > self.began_at and not any(process.dead for process in processes):
+        self._begin()
+        for i, past in enumerate(state.pasts):
+            if not past.dead:
+                assert self._run(i, past)
+        self._put(state)
+        if self.head > self.began_at and not any(past.dead for past in state.pasts):
             assert int(self.ring.counters["wake"]) not in self.asleep.values()
         writer_module.resume(self.record(self.writer))
-        readers = [*self.readers.values(), *self.joined]
         for _ in range(N):
             self.append()
-            for reader in readers:
+            for reader in self.readers.values():
                 if locks.held_by_other(self.ring.segment.fd, LOCK_READER + reader._index):
                     self.reads(reader, 2)()
         self.check_state()
@@ -229,75 +229,93 @@ class Explorer(Stepper):
 
     # All of them ------------------------------------------------------------------------------------
 
-    def explore(self, make: Callable[[], list[tuple[Callable[[], object], Any]]]) -> tuple[int, int]:
-        """(states, ends) of all interleavings of the processes that `make` returns with how each may die."""
-        beginning, self.began_at = self._keep(), self.head
-        states: set[object] = set()
-        ends = 0
-        todo: list[tuple[Choice, ...]] = [()]
+    def explore(self, *processes: Process) -> tuple[int, int]:
+        """(states, ends) of all interleavings of these, in which one of them may die."""
+        self.processes, self.began_at = processes, self.head
+        self.private = [array.copy() for array in self._private()]
+        self.state = self.beginning = self._now((Past(),) * len(processes))
+        for i in range(len(processes)):
+            self.state = self._further(self.state, i)
+        todo, states, ends = [self.state], {self.state.key}, 0
+        self.check_state()
         while todo:
-            way = todo.pop()
-            self._put_back(beginning)
-            processes = [Process(self, run, die) for run, die in make()]
-            try:
-                for choice in way:
-                    self._do(processes, choice)
-                while (state := self._state(processes)) not in states:
-                    states.add(state)
+            state = todo.pop()
+            if all(past.ended for past in state.pasts):
+                ends += 1
+                self.check_end(state)
+            for after in self._next(state):
+                if after.key not in states:
+                    states.add(after.key)
                     self.check_state()
-                    choices = [(i, False) for i, p in enumerate(processes) if not p.ended]
-                    if not choices:
-                        ends += 1
-                        self.check_end(processes)
-                        break
-                    # One death is enough: it is the others who must go on.
-                    if not any(p.dead for p in processes):
-                        choices += [(i, True) for i, _ in choices if processes[i].die is not None]
-                    todo += [(*way, choice) for choice in choices[1:]]
-                    way = (*way, choices[0])
-                    self._do(processes, choices[0])
-            finally:
-                for process in processes:
-                    process.end()
-        self._put_back(beginning)
+                    todo.append(after)
+        self._begin()
         return len(states), ends
 
-    def _do(self, processes: list[Process], choice: Choice) -> None:
-        process = processes[choice[0]]
-        if choice[1]:
-            process.end()
-            assert process.die is not None
-            process.die()
-        else:
-            process.advance()
+    def _next(self, state: State) -> Iterator[State]:
+        """The states that may come next; each stands in the memory as it is given."""
+        able = [i for i, past in enumerate(state.pasts) if not past.ended]
+        for i in able:
+            yield self._further(state, i)
+        # One death is enough: it is the others who must go on.
+        if not any(past.dead for past in state.pasts):
+            for i in able:
+                if (die := self.processes[i].die) is not None:
+                    self._put(state)
+                    die()
+                    yield self._now(_with(state.pasts, i, replace(state.pasts[i], ended=True, dead=True)))
 
-    def _state(self, processes: list[Process]) -> object:
-        memory = hash(self.writer._memory.tobytes())
-        return memory, tuple((p.seen, p.ended, p.dead) for p in processes)
+    def _further(self, state: State, i: int) -> State:
+        """Process i does its next operation, and what it does before another."""
+        self._begin()
+        self.state = state
+        ended = self._run(i, state.pasts[i])
+        return self._now(_with(state.pasts, i, Past(tuple(self.saw), ended)))
+
+    def _run(self, i: int, past: Past) -> bool:
+        """Process i again from its beginning, and one operation more; is that its end?"""
+        self.current, self.done, self.known, self.saw = i, 0, len(past.saw), list(past.saw)
+        try:
+            self._step()  # to begin is the first
+            self.processes[i].run()
+            return True
+        except _Paused:
+            return False
+        finally:
+            self.current = None
+
+    def _now(self, pasts: tuple[Past, ...]) -> State:
+        fd = self.ring.segment.fd
+        held = [locks.held_by_other(fd, LOCK_READER + reader._index) for reader in self.readers.values()]
+        return State(self.writer._memory.tobytes(), tuple(held), dict(self.asleep), pasts)
+
+    def _put(self, state: State) -> None:
+        """What is shared is as in `state`."""
+        self.writer._memory[:] = np.frombuffer(state.memory, np.uint8)
+        self.asleep = dict(state.asleep)
+        for reader, held in zip(self.readers.values(), state.held, strict=True):
+            change = locks.acquire if held else locks.release
+            change(reader._segment.fd, LOCK_READER + reader._index)
+
+    def _begin(self) -> None:
+        """All is as before the first operation."""
+        self._put(self.beginning)
+        for array, copy in zip(self._private(), self.private, strict=True):
+            array[:] = copy
 
     def _private(self) -> Iterator[Any]:
-        yield from (self.writer._memory, self.writer.record)
+        yield self.writer.record
         for reader in self.readers.values():
             yield from (reader.record, reader._copy)
-
-    def _keep(self) -> list[Any]:
-        return [array.copy() for array in self._private()]
-
-    def _put_back(self, kept: list[Any]) -> None:
-        for array, copy in zip(self._private(), kept, strict=True):
-            array[:] = copy
-        for reader in self.joined:
-            reader._segment.forget()
-        self.joined.clear()
-        for reader in self.readers.values():
-            locks.acquire(reader._segment.fd, LOCK_READER + reader._index)
-        self.asleep.clear()
 
     def close(self) -> None:
         for reader in self.readers.values():
             reader._segment.forget()
         self.writer.abandon()
         self.ring.close()
+
+
+def _with(pasts: tuple[Past, ...], i: int, past: Past) -> tuple[Past, ...]:
+    return (*pasts[:i], past, *pasts[i + 1 :])
 
 
 def nothing() -> None:
@@ -318,9 +336,9 @@ def _fill(explorer: Explorer, frames: int = N - 1) -> None:
         assert explorer.append()
 
 
-def _explored(explorer: Explorer, least: int, *processes: tuple[Callable[[], object], Any]) -> None:
+def _explored(explorer: Explorer, least: int, *processes: Process) -> None:
     """All interleavings of these; how many states that were, and that they were not fewer than once."""
-    states, ends = explorer.explore(lambda: list(processes))
+    states, ends = explorer.explore(*processes)
     print(f"{states} states, {ends} ends")
     assert states >= least
 
@@ -329,7 +347,10 @@ def test_a_skipper_reads_while_it_is_lapped_and_either_may_die(explorer: Explore
     skip = explorer.reader("skip", "skip")
     _fill(explorer)
     _explored(
-        explorer, 4591, (explorer.reads(skip), explorer.reader_dies("skip")), (explorer.writes(1), nothing)
+        explorer,
+        4591,
+        Process(explorer.reads(skip), explorer.reader_dies("skip")),
+        Process(explorer.writes(1), nothing),
     )
 
 
@@ -337,20 +358,23 @@ def test_a_gate_reads_while_the_writer_waits_for_it_and_either_may_die(explorer:
     gate = explorer.reader("gate", "gate")
     _fill(explorer)
     _explored(
-        explorer, 1979, (explorer.reads(gate), explorer.reader_dies("gate")), (explorer.writes(2), nothing)
+        explorer,
+        1979,
+        Process(explorer.reads(gate), explorer.reader_dies("gate")),
+        Process(explorer.writes(2), nothing),
     )
 
 
 def test_a_gate_leaves_while_the_writer_waits_for_it(explorer: Explorer) -> None:
     explorer.reader("gate", "gate")
     _fill(explorer)
-    _explored(explorer, 426, (explorer.leaves("gate"), None), (explorer.writes(2), nothing))
+    _explored(explorer, 426, Process(explorer.leaves("gate")), Process(explorer.writes(2), nothing))
 
 
 @pytest.mark.parametrize("explorer", [2], indirect=True)
 def test_a_gate_joins_while_the_writer_goes_round(explorer: Explorer) -> None:
     """Two frames more, and what the guest took for the head is overwritten."""
-    _explored(explorer, 7304, (explorer.joins("gate"), None), (explorer.writes(2), None))
+    _explored(explorer, 7304, Process(explorer.joins("gate")), Process(explorer.writes(2)))
 
 
 def test_two_fall_asleep_while_one_packet_is_published(explorer: Explorer) -> None:
@@ -359,9 +383,9 @@ def test_two_fall_asleep_while_one_packet_is_published(explorer: Explorer) -> No
     _explored(
         explorer,
         1917,
-        (explorer.sleeps("gate"), None),
-        (explorer.sleeps("skip"), None),
-        (explorer.writes(1), None),
+        Process(explorer.sleeps("gate")),
+        Process(explorer.sleeps("skip")),
+        Process(explorer.writes(1)),
     )
 
 
@@ -373,7 +397,20 @@ def test_a_gate_leaves_and_a_skipper_reads_while_the_writer_writes(explorer: Exp
     _explored(
         explorer,
         2352,
-        (explorer.leaves("gate"), None),
-        (explorer.reads(skip), None),
-        (explorer.writes(1), None),
+        Process(explorer.leaves("gate")),
+        Process(explorer.reads(skip)),
+        Process(explorer.writes(1)),
+    )
+
+
+@pytest.mark.parametrize("explorer", [2], indirect=True)
+def test_a_skipper_that_was_lapped_is_lapped_once_more(explorer: Explorer) -> None:
+    """What it finds at the floor is overwritten before it has read whose number it is."""
+    skip = explorer.reader("skip", "skip")
+    _fill(explorer, 2)
+    _explored(
+        explorer,
+        4768,
+        Process(explorer.reads(skip), explorer.reader_dies("skip")),
+        Process(explorer.writes(1), nothing),
     )

@@ -67,6 +67,11 @@ def a_gate_joins(world: World, monkeypatch: Patch) -> None:
 
 
 @_in_a_world
+def a_skipper_joins(world: World, monkeypatch: Patch) -> None:
+    interleavings.test_a_writer_while_somebody_joins(world, "skip", 30, monkeypatch)
+
+
+@_in_a_world
 def a_dead_gate_comes_back(world: World, monkeypatch: Patch) -> None:
     interleavings.test_what_a_writer_does_while_a_dead_gate_comes_back(world, False, monkeypatch)
 
@@ -136,7 +141,7 @@ class Fault:
     caught_by: Callable[[str, Patch], None]
 
 
-LOOK = "overtaken = load_relaxed(r.writer + _FLOOR) - r.cursor"
+LOOK = "overtaken = max(load_relaxed(r.writer + _FLOOR) - r.cursor, 0)"
 PUBLISHED = "    store_release(w.writer + _PUBLISHED, head)  # pairs with the acquire in reader.poll\n"
 CLEARED = "        store_relaxed_u32(w.waiting, 0)\n"
 RAISED = "        fetch_add_u32(w.writer + _WAKE, 1)\n"
@@ -157,7 +162,7 @@ FAULTS = [
         "after the copy a look at published, not at the floor",
         reader_module,
         "_poll_copy",
-        ((LOOK, "overtaken = load_relaxed(r.writer + _PUBLISHED) + 1 - r.frames - r.cursor"),),
+        ((LOOK, "overtaken = max(load_relaxed(r.writer + _PUBLISHED) + 1 - r.frames - r.cursor, 0)"),),
         a_skipper_polls,
     ),
     Fault(
@@ -172,6 +177,16 @@ FAULTS = [
     Fault(
         "a gap within a copy billed as skipped, then as delivered",
         *(reader_module, "_poll_copy", (("            r.packets = number\n", ""),), a_skipper_polls),
+    ),
+    Fault(
+        "no look at the floor after the number that is found there",
+        *(reader_module, "number_at", ((" if load_relaxed(r.writer + _FLOOR) <= sequence else -1", ""),)),
+        _explored(test_explorer.test_a_skipper_that_was_lapped_is_lapped_once_more, 2),
+    ),
+    Fault(
+        "no look at the floor after the number that one joins with",
+        *(reader_module, "number_at", ((" if load_relaxed(r.writer + _FLOOR) <= sequence else -1", ""),)),
+        a_skipper_joins,
     ),
     Fault(
         "one who came back works in place",
