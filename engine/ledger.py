@@ -9,23 +9,27 @@ With GRO the kernel counts what a socket drops in frames, and nobody knows how m
 there are such drops, `exact` is False and the first line is in frames: of the sender's messages (GSO).
 
 `received` is counted where the calls return, `published` where readers see it, `delivered` by each
-reader: none is worked out from another. NIC, softnet and UDP counters belong to the whole network namespace:
-they are the change over the run, and other traffic of the machine is in them. So they can explain no more
-than what is missing; what they counted beyond that is `of_others`. Loss of ours beside as much of others is
-told from it by nobody.
+reader: none is worked out from another. NIC and UDP counters belong to the whole network namespace, softnet's
+to the whole machine (engine/net/counters.py): they are the change over the run, and other traffic is in them.
+So they can explain no more than what is missing; what they counted beyond that is `of_others`. Loss of ours
+beside as much of others is told from it by nobody.
+
+Nothing is counted twice: what a socket dropped is taken out of UDP's errors, what softnet dropped out of the
+devices' rx_dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from engine.net.counters import Layers
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """One line of the ledger. ours: counted for our socket alone; else for the network namespace."""
+    """One line of the ledger. ours: counted for us alone; else the traffic of others is in it, too."""
 
     id: str
     label: str
@@ -75,57 +79,36 @@ REFUSED = ("truncated", "too_large", "ring_full")
 ERROR_NAMES = ("ECONNREFUSED", "ENOBUFS", "ENOMEM", "EHOSTUNREACH", "ENETUNREACH", "other")
 
 
-@dataclass(frozen=True, slots=True)
-class NamespaceCounters:
-    """Counters of the network namespace at one moment, packets.
+class Shared(NamedTuple):
+    """What the layers counted that other traffic is in, too: packets, since the start.
 
-    udp_errors: all that UDP dropped. udp_full: those of them for which a buffer or memory was full.
+    nic_dropped: without what softnet_dropped has. udp_errors: all that UDP dropped. udp_full: those of them
+    for which a buffer or memory was full.
     """
 
+    nic_dropped: int
     softnet_dropped: int
     udp_errors: int
     udp_full: int
 
     @classmethod
-    def read(cls) -> NamespaceCounters:
-        softnet = Path("/proc/net/softnet_stat").read_text()
-        snmp = Path("/proc/net/snmp").read_text()
-        return cls(sum(parse_softnet_dropped(softnet)), *parse_udp_errors(snmp))
-
-    def since(self, before: NamespaceCounters) -> NamespaceCounters:
-        return NamespaceCounters(
-            self.softnet_dropped - before.softnet_dropped,
-            self.udp_errors - before.udp_errors,
-            self.udp_full - before.udp_full,
-        )
+    def of(cls, layers: Layers) -> Shared:
+        return cls(layers.nic_dropped, layers.softnet_dropped, layers.udp_errors, layers.udp_full)
 
 
-def parse_softnet_dropped(text: str) -> list[int]:
-    """Column 2 of /proc/net/softnet_stat, one value for each online CPU; hexadecimal."""
-    return [int(line.split()[1], 16) for line in text.splitlines() if line.strip()]
-
-
-def parse_udp_errors(text: str) -> tuple[int, int]:
-    """(InErrors, those of them that RcvbufErrors and MemErrors count) of /proc/net/snmp."""
-    names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Udp:"))
-    udp = dict(zip(names, map(int, values), strict=True))
-    return udp["InErrors"], udp.get("RcvbufErrors", 0) + udp.get("MemErrors", 0)
-
-
-def other_udp_errors(namespace: NamespaceCounters, socket_dropped: int) -> int:
+def other_udp_errors(shared: Shared, socket_dropped: int) -> int:
     """UDP errors that neither full buffers nor the drops of our own sockets explain.
 
     A socket's drop for any reason, a bad checksum too, is both in its own count and in InErrors.
     """
-    return max(namespace.udp_errors - max(namespace.udp_full, socket_dropped), 0)
+    return max(shared.udp_errors - max(shared.udp_full, socket_dropped), 0)
 
 
 def balance(
     *,
     sent: int | None,
     sent_frames: int | None,
-    nic_dropped: int | None,
-    namespace: NamespaceCounters,
+    shared: Shared,
     socket_dropped: int | None,
     socket_dropped_frames: int,
     after_stop: int | None,
@@ -144,8 +127,8 @@ def balance(
     Without a known `sent`, `residual` and `balanced` are None: the ledger begins at the first layer
     that counts.
     """
-    other_errors = other_udp_errors(namespace, socket_dropped_frames)
-    shared = (nic_dropped or 0) + namespace.softnet_dropped + other_errors
+    other_errors = other_udp_errors(shared, socket_dropped_frames)
+    explained = shared.nic_dropped + shared.softnet_dropped + other_errors
     if socket_dropped is None or after_stop is None:
         exact, total = False, sent_frames
         ours = socket_dropped_frames + after_stop_frames + frames
@@ -154,16 +137,16 @@ def balance(
         ours = socket_dropped + after_stop + lost_in_flight + received
     of_others = residual = None
     if total is not None:
-        of_others = shared - min(max(total - ours, 0), shared)
-        residual = total - ours - (shared - of_others)
+        of_others = explained - min(max(total - ours, 0), explained)
+        residual = total - ours - (explained - of_others)
     adds_up = received == refused + published and all(
         published - c["joined"] == c["delivered"] + c["skipped"] + c["passed"] + c["unread"]
         for c in consumers.values()
     )
     return {
         "sent": sent,
-        "nic_dropped": nic_dropped,
-        "softnet_dropped": namespace.softnet_dropped,
+        "nic_dropped": shared.nic_dropped,
+        "softnet_dropped": shared.softnet_dropped,
         "socket_dropped": socket_dropped,
         "socket_dropped_frames": socket_dropped_frames,
         "other_errors": other_errors,

@@ -11,7 +11,8 @@ import numpy as np
 
 from engine.consumer import Consumer
 from engine.known_sender import KnownSender
-from engine.ledger import ERROR_NAMES, REFUSED, NamespaceCounters, balance
+from engine.ledger import ERROR_NAMES, REFUSED, Shared, balance
+from engine.net.counters import Layers
 from engine.net.sockets import DropCount, ReceiveBuffer
 from engine.receiving import Receiving
 from engine.status import Status
@@ -195,7 +196,7 @@ def snapshot(
     status: Status,
     *,
     sender: KnownSender | None,
-    namespace: NamespaceCounters,
+    layers: Layers,
     previous: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """An `interval` or `summary`. Counts are since the start; rates since `previous`, if given."""
@@ -218,8 +219,7 @@ def snapshot(
     ledger = balance(
         sent=sent.packets if sent else None,
         sent_frames=sent.frames if sent else None,
-        nic_dropped=None,
-        namespace=namespace,
+        shared=Shared.of(layers),
         received=_total(views, "packets"),
         refused=sum(sum(view["refused"].values()) for view in views),
         **{key: _total(views, key) for key in _OF_ALL_RECEIVERS},
@@ -233,5 +233,6 @@ def snapshot(
         "consumers": consumer_views,
         "groups": list(_groups(consumers, consumer_views, status)),
         "sender": {"name": sender.name, "state": sender.state} if sender else None,
+        "layers": layers.as_object(),
         "ledger": ledger,
     }

@@ -28,7 +28,7 @@ from engine.errors import Failed, Refused
 from engine.figures import format_size
 from engine.handlers.api import load
 from engine.known_sender import KnownSender
-from engine.ledger import NamespaceCounters
+from engine.net.counters import Layers, devices_of
 from engine.net.receiver import Receiver
 from engine.net.sockets import DropCount, ask_for_gro, bind_udp, cut_off, discard, open_udp, probe_udp
 from engine.receiving import Receiving, compile_all
@@ -212,15 +212,24 @@ class Supervisor:
             while process.ready_fd >= 0 and not self._signals:
                 self._look(1.0)
         self._started = True
-        self._namespace = NamespaceCounters.read()
+        self._layers = Layers()
         for part in self.receivers:
             listen = part.receiving.spec.listen
             host, port = bind_udp(part.receiving.sock, listen.host, listen.port)
             part.listen = f"{listen.scheme}://{host}:{port}"
+        self._layers.devices = self._devices()
         self._began = time.monotonic()
         view = self._ready_object()
         self._tell("ready", view)
         self.report.ready(view)
+
+    def _devices(self) -> frozenset[str]:
+        """Over which our packets come."""
+        found: set[str] = set()
+        for part in self.receivers:
+            host = part.receiving.sock.getsockname()[0]
+            found |= devices_of(host, part.receiving.spec.listen.options.get("interface"))
+        return frozenset(found)
 
     def _watch(self) -> None:
         """Until the run is over: look after the workers, and report."""
@@ -241,7 +250,7 @@ class Supervisor:
         assert self.status is not None
         finished = all(self.status.read(i)[0].get("finished") for i in range(len(self.receivers)))
         # Before the cut: what its filter drops is a UDP error of the namespace, too.
-        self._namespace = NamespaceCounters.read().since(self._namespace)
+        self._layers.update()
         for part in self.receivers:
             part.dropped_at_cut = part.dropped.read()
             cut_off(part.receiving.sock)
@@ -473,7 +482,7 @@ class Supervisor:
             self.consumers,
             self.status,
             sender=self.sender,
-            namespace=self._namespace if summary else NamespaceCounters.read().since(self._namespace),
+            layers=self._layers,
             previous=None if summary else self._previous,
         )
         for consumer, found in zip(self.consumers, view["consumers"], strict=True):
@@ -489,6 +498,7 @@ class Supervisor:
     def _interval(self) -> None:
         assert self.status is not None
         self._note_strayed()
+        self._layers.update()
         self._previous = self._snapshot("interval")
         self._tell("ready", self._previous)
         self.report.interval(self._previous)

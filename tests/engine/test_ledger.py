@@ -1,4 +1,4 @@
-"""The ledger: counters as the kernel prints them, and sums that hold for any counts."""
+"""The ledger: sums that hold for any counts."""
 
 from __future__ import annotations
 
@@ -10,45 +10,19 @@ from hypothesis import strategies as st
 
 from engine.ledger import (
     COUNTERS,
-    NamespaceCounters,
+    Shared,
     balance,
     other_udp_errors,
-    parse_softnet_dropped,
-    parse_udp_errors,
 )
-
-# Columns of old and new kernels; one row for each CPU that is online.
-SOFTNET_9 = "0000007b 00000000 00000001 00000000 00000000 00000000 00000000 00000000 00000000\n"
-SOFTNET_15 = (
-    "0001e240 000000ff 00000001 00000000 00000000 00000000 00000000 00000000 00000000 00000005 00000000"
-    " 00000000 00000000 00000000 00000000\n"
-    "00000010 00000010 00000001 00000000 00000000 00000000 00000000 00000000 00000000 00000005 00000000"
-    " 00000000 00000003 00000000 00000000\n"
-)
-SNMP = """Ip: Forwarding DefaultTTL
-Ip: 1 64
-Udp: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors SndbufErrors InCsumErrors IgnoredMulti MemErrors
-Udp: 1000 5 120 900 100 0 3 0 7
-UdpLite: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors SndbufErrors InCsumErrors
-UdpLite: 0 0 99 0 0 0 0
-"""
+from engine.net.counters import Layers
 
 
-def test_softnet_rows_of_any_width() -> None:
-    assert parse_softnet_dropped(SOFTNET_9) == [0]
-    assert parse_softnet_dropped(SOFTNET_15) == [255, 16]
-
-
-def test_udp_errors_with_and_without_the_newer_columns() -> None:
-    assert parse_udp_errors(SNMP) == (120, 107)
-    old = "Udp: InDatagrams NoPorts InErrors OutDatagrams\nUdp: 1 2 3 4\n"
-    assert parse_udp_errors(old) == (3, 0)
-
-
-def test_this_machines_counters_are_read() -> None:
-    first = NamespaceCounters.read()
-    assert NamespaceCounters.read().since(first).softnet_dropped >= 0
-    assert first.udp_errors >= first.udp_full >= 0
+def test_this_machines_shared_counters() -> None:
+    layers = Layers()
+    layers.update()
+    shared = Shared.of(layers)
+    assert min(shared) >= 0
+    assert shared.udp_errors >= shared.udp_full
 
 
 @pytest.mark.parametrize(
@@ -64,14 +38,14 @@ def test_this_machines_counters_are_read() -> None:
     ],
 )
 def test_a_drop_is_not_counted_twice(errors: int, full: int, dropped: int, other: int) -> None:
-    assert other_udp_errors(NamespaceCounters(0, errors, full), dropped) == other
+    assert other_udp_errors(Shared(0, 0, errors, full), dropped) == other
 
 
 count = st.integers(0, 1 << 50)
 
 
 @given(
-    nic=st.none() | count,
+    nic=count,
     softnet=count,
     socket=count,
     other=count,
@@ -84,7 +58,7 @@ count = st.integers(0, 1 << 50)
     wrong=st.sampled_from([0, 0, 1, -1]),
 )
 def test_it_balances_exactly_when_every_sum_does(
-    nic: int | None,
+    nic: int,
     softnet: int,
     socket: int,
     other: int,
@@ -97,7 +71,7 @@ def test_it_balances_exactly_when_every_sum_does(
     wrong: int,
 ) -> None:
     received = refused + published + wrong
-    sent = (nic or 0) + softnet + socket + other + lost + after + received + missing
+    sent = nic + softnet + socket + other + lost + after + received + missing
     views: dict[str, dict[str, int]] = {}
     for i, (delivered, skipped, passed, unread, _) in enumerate(consumers):
         joined = published - delivered - skipped - passed - unread
@@ -109,8 +83,7 @@ def test_it_balances_exactly_when_every_sum_does(
             "joined": joined,
         }
     known: dict[str, Any] = {
-        "nic_dropped": nic,
-        "namespace": NamespaceCounters(softnet, socket + other, socket),
+        "shared": Shared(nic, softnet, socket + other, socket),
         "socket_dropped": socket,
         "socket_dropped_frames": socket,
         "after_stop": after,
@@ -123,7 +96,7 @@ def test_it_balances_exactly_when_every_sum_does(
         "published": published,
     }
     ledger = balance(sent=sent, consumers=views, **known)
-    shared = (nic or 0) + softnet + other
+    shared = nic + softnet + other
     # What is found too much was of others, as far as the shared layers counted any.
     assert ledger["of_others"] == min(max(-missing, 0), shared)
     assert ledger["residual"] == missing + ledger["of_others"]
@@ -143,8 +116,7 @@ def test_drops_of_others_are_not_ours() -> None:
     """Another engine that ends drops what its sender goes on sending: UDP errors of the namespace."""
     known: dict[str, Any] = {
         "sent_frames": 100,
-        "nic_dropped": None,
-        "namespace": NamespaceCounters(7, 93, 20),
+        "shared": Shared(0, 7, 93, 20),
         "socket_dropped": 20,
         "socket_dropped_frames": 20,
         "after_stop": 0,
@@ -174,8 +146,7 @@ def test_where_packets_are_not_known_it_balances_in_frames(
 ) -> None:
     known: dict[str, Any] = {
         "sent_frames": softnet + dropped + after + frames + missing,
-        "nic_dropped": None,
-        "namespace": NamespaceCounters(softnet, dropped, dropped),
+        "shared": Shared(0, softnet, dropped, dropped),
         "socket_dropped": dropped,
         "socket_dropped_frames": dropped,
         "after_stop": after,
@@ -199,8 +170,7 @@ def test_every_line_has_its_label_and_its_sentence() -> None:
     ledger = balance(
         sent=1,
         sent_frames=1,
-        nic_dropped=None,
-        namespace=NamespaceCounters(0, 0, 0),
+        shared=Shared(0, 0, 0, 0),
         socket_dropped=0,
         socket_dropped_frames=0,
         after_stop=0,

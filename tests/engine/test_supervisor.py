@@ -94,7 +94,7 @@ def has_fields(found: dict[str, Any], fields: dict[str, Any], more: set[str]) ->
 
 def has_contract_fields(view: dict[str, Any]) -> None:
     assert set(view) == {
-        *("type", "seconds", "receivers", "rings", "consumers", "groups", "sender", "ledger")
+        *("type", "seconds", "receivers", "rings", "consumers", "groups", "sender", "layers", "ledger")
     }
     for receiver in view["receivers"]:
         has_fields(receiver, RECEIVER, MORE_OF_RECEIVER)
