@@ -21,7 +21,7 @@ from rings.jit import compile_for, jit
 from rings.libc import monotonic_ns
 from rings.reader import READER_STATE, Reader, is_closed, poll, release
 from rings.ring import Ring, attach
-from rings.wait import wait
+from rings.wait import wait_any
 
 SLICE, DRAINED = 0, 1  # why `consume` came back; anything else: the handler's code
 _SLICE_NS = 50_000_000
@@ -31,32 +31,38 @@ _LONG_NS = 10_000_000  # a batch that took longer was too large: its frames are 
 
 
 @jit
-def consume(reader_state, on_batch, handler_state, strategy, pace, deadline_ns):  # type: ignore[no-untyped-def]
+def consume(readers, on_batch, handler_state, strategy, pace, deadline_ns):  # type: ignore[no-untyped-def]
     """Hand batches to `on_batch` until CLOCK_MONOTONIC `deadline_ns` (SLICE) or the end (DRAINED).
 
-    A batch is released after it was handled; a handler that answers another code than 0 ends the loop
-    with it, its batch not released. pace: i8 (1,), the most frames of a batch; it follows how long the
-    handler takes, so that a slow one, too, releases and looks at the clock often.
+    readers: READER_STATE (n,), of n rings, which are read in turn. A batch is released after it was handled;
+    a handler that answers another code than 0 ends the loop with it, its batch not released. pace: i8 (1,),
+    the most frames of a batch; it follows how long the handler takes, so that a slow one, too, releases and
+    looks at the clock often.
     """
-    r = reader_state[0]
     before_ns = monotonic_ns()
     while True:
-        closed = is_closed(r)
-        count = poll(r, pace[0])
-        if count > 0:
-            code = on_batch(handler_state, r.batch_descriptors, count, r.batch_arena)
-            if code != 0:
-                return code
-            release(r, count)
-        elif closed:
+        largest, drained = 0, 0
+        for i in range(len(readers)):
+            r = readers[i]
+            closed = is_closed(r)
+            count = poll(r, pace[0])
+            if count > 0:
+                code = on_batch(handler_state, r.batch_descriptors, count, r.batch_arena)
+                if code != 0:
+                    return code
+                release(r, count)
+                largest = max(largest, count)
+            elif closed:
+                drained += 1
+        if drained == len(readers):
             return DRAINED
-        else:
-            wait(r, strategy, deadline_ns)
+        if largest == 0:
+            wait_any(readers, strategy, deadline_ns)
         now_ns = monotonic_ns()
-        if count > 0 and now_ns - before_ns > _LONG_NS:
-            pace[0] = max(count * _LONG_NS // (2 * (now_ns - before_ns)), 1)
-        elif count == pace[0]:
-            pace[0] = min(2 * count, r.max_frames)
+        if largest > 0 and now_ns - before_ns > _LONG_NS:
+            pace[0] = max(largest * _LONG_NS // (2 * (now_ns - before_ns)), 1)
+        elif largest == pace[0]:
+            pace[0] = min(2 * largest, readers[0].max_frames)
         if now_ns >= deadline_ns:
             return SLICE
         before_ns = now_ns
@@ -81,24 +87,25 @@ class Consumer:
     def state_bytes(self) -> int:
         return int(np.dtype(self.handler.dtype).itemsize)
 
-    def run(self, worker: Worker, ring_name: str, *, restarts: int) -> None:
-        """The life of one consumer process. Failed where the handler gives up."""
-        ring = attach(ring_name)
-        reader = self._attach(ring)
+    def run(self, worker: Worker, engine: str, rings: int, *, restarts: int) -> None:
+        """The life of one consumer process, which reads all rings. Failed where the handler gives up."""
+        attached = [attach(engine, number) for number in range(rings)]
+        records = np.zeros(rings, READER_STATE)
+        readers = [self._attach(ring, records[i : i + 1]) for i, ring in enumerate(attached)]
         state = np.zeros(1, self.handler.dtype)
         options = Options(
             stamp=self.stamp, argument=self.spec.argument, name=self.spec.name, restarts=restarts
         )
         self.handler.start(state[0], options)
-        facts = {"since_packet": int(reader.record[0]["packets"])}
+        facts = {"since_packet": int(records["packets"].sum())}
         worker.ready(facts, _bytes(state))
-        pace = np.full(1, _FIRST_FRAMES)
+        strategy, pace = readers[0].strategy, np.full(1, _FIRST_FRAMES)
         published_ns = 0
         while True:
             deadline_ns = int(monotonic_ns()) + _SLICE_NS
-            why = consume(reader.record, self.on_batch, state.ctypes.data, reader.strategy, pace, deadline_ns)
-            facts["handled"] = int(reader.record[0]["delivered"])
-            if why == DRAINED or (why == SLICE and _is_deserted(worker, ring, reader)):
+            why = consume(records, self.on_batch, state.ctypes.data, strategy, pace, deadline_ns)
+            facts["handled"] = int(records["delivered"].sum())
+            if why == DRAINED or (why == SLICE and _is_deserted(worker, attached, records)):
                 break
             if why != SLICE:
                 worker.publish(facts, _bytes(state))
@@ -108,10 +115,11 @@ class Consumer:
                 published_ns = deadline_ns
         self.handler.finish(state[0])
         worker.publish(facts | {"done": True}, _bytes(state))  # nothing is left to do again
-        reader.close()
-        ring.forget()
+        for reader, ring in zip(readers, attached, strict=True):
+            reader.close()
+            ring.forget()
 
-    def _attach(self, ring: Ring) -> Reader:
+    def _attach(self, ring: Ring, record: NDArray[Any]) -> Reader:
         """Small steps: what is handled is released soon, and the writer never stands still."""
         return ring.reader(
             self.spec.name,
@@ -123,6 +131,7 @@ class Consumer:
             demote_s=self.spec.demote,
             max_frames=max(ring.geometry.frames // 16, 1),
             max_bytes=ring.geometry.arena_bytes // 16,
+            record=record,
         )
 
     def _failure(self, state: NDArray[Any], code: int) -> str:
@@ -136,8 +145,11 @@ def _bytes(state: NDArray[Any]) -> memoryview:
     return memoryview(state.view(np.uint8).data)
 
 
-def _is_deserted(worker: Worker, ring: Ring, reader: Reader) -> bool:
-    """The supervisor is gone, so is the receiver, and nothing is left to read."""
-    if worker.supervisor_lives() or ring.state != "orphaned":
+def _is_deserted(worker: Worker, rings: list[Ring], readers: NDArray[Any]) -> bool:
+    """The supervisor is gone, so are the receivers, and nothing is left to read."""
+    if worker.supervisor_lives() or any(ring.state == "live" for ring in rings):
         return False
-    return int(ring.counters["published"]) <= int(reader.record[0]["cursor"])
+    return all(
+        int(ring.counters["published"]) <= cursor
+        for ring, cursor in zip(rings, readers["cursor"].tolist(), strict=True)
+    )

@@ -113,20 +113,22 @@ class ConsumerPart:
     restarts: int = 0
     report_error: str = ""  # why its handler's report failed
 
-    def counts(self, reader: ReaderInfo | None, facts: dict[str, Any], state: bytes) -> dict[str, Any]:
+    def counts(self, readers: list[ReaderInfo], facts: dict[str, Any], state: bytes) -> dict[str, Any]:
+        """Its object in the report. readers: its places in all rings."""
         spec = self.consumer.spec
         argument = "" if spec.argument is None else f"={os.fsencode(spec.argument).decode(errors='replace')}"
         return {
             "name": self.name,
             "handler": f"{spec.handler}{argument}",
             "cpus": facts.get("cpus"),
-            "policy": reader.policy if reader else spec.policy,  # gate becomes skip by `demote`
+            # gate becomes skip by `demote`, in one ring after the other
+            "policy": "skip" if any(reader.policy == "skip" for reader in readers) else spec.policy,
             "wait": spec.wait,
-            "delivered": reader.delivered if reader else 0,
-            "skipped": reader.skipped if reader else 0,
-            "passed": reader.passed if reader else 0,
-            "unread": reader.unread if reader else 0,
-            "joined": reader.joined_packets if reader else 0,
+            "delivered": sum(reader.delivered for reader in readers),
+            "skipped": sum(reader.skipped for reader in readers),
+            "passed": sum(reader.passed for reader in readers),
+            "unread": sum(reader.unread for reader in readers),
+            "joined": sum(reader.joined_packets for reader in readers),
             "alive": self.alive,
             "restarts": self.restarts,
             "since_packet": facts.get("since_packet", 0),
@@ -213,8 +215,11 @@ def snapshot(
         view["bytes_per_second"] = size / elapsed if elapsed > 0 else 0.0
         view["cpu_ns_per_packet"] = cpu_ns / packets if packets else None
         views.append(view)
-    readers = {reader.name: reader for part in receivers for reader in part.ring.readers()}
-    consumer_views = [part.counts(readers.get(part.name), *status.read(part.record)) for part in consumers]
+    readers = [reader for part in receivers for reader in part.ring.readers()]
+    consumer_views = [
+        part.counts([reader for reader in readers if reader.name == part.name], *status.read(part.record))
+        for part in consumers
+    ]
     sent = sender.sent if sender else None
     ledger = balance(
         sent=sent.packets if sent else None,

@@ -47,6 +47,7 @@ SINKS = ("dump",)  # these need an argument
 WHOLE = ("dump",)  # these make sense of all packets only, in order
 IN_ORDER = ("gaps", *WHOLE)  # these of all packets of a flow
 MAX_SPLIT = 64
+MAX_RECEIVERS = 64  # of an engine: a consumer sleeps on the rings of all at once
 
 Parser = Callable[[object], Any]
 
@@ -66,12 +67,17 @@ class Listen(Struct, frozen=True):
 class ReceiverSpec(Struct, frozen=True, kw_only=True):
     """rcvbuf: bytes to ask for, as the kernel counts them; None leaves the system's default.
 
+    receivers: so many share the port, each with its own socket, ring and process. Checked specs have one for
+    each `member`. steer: the kernel gives a packet to one by its flow, or by the CPU that took it.
     gro: several packets a frame. auto: unless the run is to end after an exact number of packets, or half
     the ring's arena does not hold a maximal frame, or the kernel can't.
     """
 
     listen: Listen
     rx_cpu: tuple[int, ...] | None = None
+    receivers: int = 1
+    member: int = 0
+    steer: Literal["flow", "cpu"] = "flow"
     receive: Literal["recvmmsg", "recvmsg"] = "recvmmsg"
     batch: int = 64
     rcvbuf: int | None = 8 << 20
@@ -322,6 +328,8 @@ RUN: dict[str, Parser] = {
 RECEIVER: dict[str, Parser] = {
     "listen": listen,
     "rx-cpu": cpus,
+    "receivers": count(1, MAX_RECEIVERS),
+    "steer": one_of("flow", "cpu"),
     "receive": one_of("recvmmsg", "recvmsg"),
     "batch": count(1, MAX_BATCH),
     "rcvbuf": size,
@@ -445,8 +453,10 @@ def _consumer(table: Mapping[str, Any]) -> ConsumerSpec:
 
 def _checked(spec: RunSpec) -> RunSpec:
     """The spec with all names filled in; Refused where its parts do not go together."""
-    if len(spec.receivers) != 1:
-        raise Refused(f"{len(spec.receivers)} receivers: give one, several are not built yet")
+    receivers = tuple(member for receiver in spec.receivers for member in _receivers(receiver))
+    if len(receivers) > MAX_RECEIVERS:
+        raise Refused(f"{len(receivers)} receivers: give at most {MAX_RECEIVERS}")
+    _check_listens(spec.receivers)
     if spec.json and spec.plain:
         raise Refused("--json and --plain exclude each other: give one of them")
     for receiver in spec.receivers:
@@ -462,8 +472,25 @@ def _checked(spec: RunSpec) -> RunSpec:
     return replace(
         spec,
         name=spec.name or (f"rx{port}" if port else f"rx{os.getpid()}"),
+        receivers=receivers,
         consumers=tuple(member for c in _named(spec.consumers) for member in _members(c)),
     )
+
+
+def _receivers(spec: ReceiverSpec) -> list[ReceiverSpec]:
+    """One for each process, with a CPU of its own where there are as many."""
+    if spec.receivers == 1 and spec.steer == "cpu":
+        raise Refused("steer=cpu chooses among receivers: give --receivers N, too")
+    cpus = spec.rx_cpu or ()
+    own = spec.receivers > 1 and len(cpus) == spec.receivers
+    return [replace(spec, member=k, rx_cpu=(cpus[k],) if own else spec.rx_cpu) for k in range(spec.receivers)]
+
+
+def _check_listens(receivers: Iterable[ReceiverSpec]) -> None:
+    listens = [str(receiver.listen) for receiver in receivers if receiver.listen.port]
+    twice = next((url for url in listens if listens.count(url) > 1), None)
+    if twice:
+        raise Refused(f"{twice} is listened on twice: give --receivers 2, which share it")
 
 
 def largest_batch(run: RunSpec) -> int:

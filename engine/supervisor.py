@@ -15,6 +15,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -129,6 +130,8 @@ class Supervisor:
                 if reason:
                     raise Refused(f"{what}: {reason}")
         for part in self.spec.receivers:
+            if part.member:
+                continue  # it shares the port of another
             probe_udp(part.listen.host, part.listen.port)
         if self.sender is not None:
             self.sender.look()
@@ -164,7 +167,9 @@ class Supervisor:
         )
         for i, spec in enumerate(self.spec.receivers):
             sock, buffer = open_udp(timestamps=self.spec.timestamps, rcvbuf=spec.rcvbuf)
-            if buffer.short:
+            if spec.receivers > 1:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if buffer.short and not spec.member:
                 self.report.note(f"{names[i]}: {buffer.advice}")
             gro = wants_gro(spec, self.spec) and ask_for_gro(sock)
             if spec.gro == "on" and not gro:
@@ -176,7 +181,7 @@ class Supervisor:
                 timestamps=self.spec.timestamps,
                 gro=gro,
                 sources=self.spec.sources,
-                packets=self.spec.packets,
+                packets=self.spec.packets if len(self.spec.receivers) == 1 else None,
             )
             slots = min(len(self.consumers) + _VISITORS, MAX_READERS)
             ring = create(
@@ -194,7 +199,7 @@ class Supervisor:
     def _note_size(self, geometry: Geometry) -> None:
         asked, taken = self.spec.ring.size, geometry.data_bytes
         if taken < 0.9 * asked:
-            self.report.note(
+            self._note_once(
                 f"the ring takes {format_size(taken)} of {format_size(asked)}: "
                 "its arena and its descriptors are powers of two"
             )
@@ -213,15 +218,21 @@ class Supervisor:
                 self._look(1.0)
         self._started = True
         self._layers = Layers()
-        for part in self.receivers:
-            listen = part.receiving.spec.listen
-            host, port = bind_udp(part.receiving.sock, listen.host, listen.port)
-            part.listen = f"{listen.scheme}://{host}:{port}"
+        self._bind()
         self._layers.devices = self._devices()
         self._began = time.monotonic()
         view = self._ready_object()
         self._tell("ready", view)
         self.report.ready(view)
+
+    def _bind(self) -> None:
+        port = 0
+        for part in self.receivers:
+            spec = part.receiving.spec
+            if spec.member == 0:
+                port = spec.listen.port
+            host, port = bind_udp(part.receiving.sock, spec.listen.host, port)  # the others share it
+            part.listen = f"{spec.listen.scheme}://{host}:{port}"
 
     def _devices(self) -> frozenset[str]:
         """Over which our packets come."""
@@ -275,7 +286,8 @@ class Supervisor:
         return lambda worker: part.receiving.run(worker, self.spec.name, part.ring.number)
 
     def _consumer_life(self, part: ConsumerPart) -> Callable[[Worker], None]:
-        return lambda worker: part.consumer.run(worker, self.spec.name, restarts=part.restarts)
+        rings = len(self.receivers)
+        return lambda worker: part.consumer.run(worker, self.spec.name, rings, restarts=part.restarts)
 
     def _add(
         self, name: str, index: int, cpus: tuple[int, ...] | None, life: Callable[[Worker], None]
@@ -395,7 +407,10 @@ class Supervisor:
         return parts[process.worker.index]
 
     def _finished(self) -> bool:
-        """Did all receivers end by themselves, having received what was asked for?"""
+        """Have the receivers what was asked for? One alone ends by itself; several are looked at."""
+        if len(self.receivers) > 1 and self.spec.packets is not None:
+            received = sum(int(part.ring.counters["received"]) for part in self.receivers)
+            return received >= self.spec.packets
         return not any(process.runs for process in self.processes[: len(self.receivers)])
 
     def _await_end(self, processes: list[Process]) -> None:

@@ -32,6 +32,8 @@ _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 202)
 _FUTEX_WAIT = 0
 _FUTEX_WAKE = 1
 _EVERYONE = 0x7FFFFFFF
+_SYS_FUTEX_WAITV = 449  # since Linux 5.16, on every architecture
+_FUTEX2_SIZE_U32 = 2
 
 
 @jit
@@ -85,6 +87,20 @@ def futex_wait(address, expected, timeout_ns):  # type: ignore[no-untyped-def]
     timespec = scratch()
     _fill_timespec(timespec, timeout_ns)
     return syscall(_SYS_FUTEX, address, _FUTEX_WAIT, expected, timespec, 0, 0)
+
+
+@jit
+def futex_wait_any(waiters, deadline_ns):  # type: ignore[no-untyped-def]
+    """Sleep until a wake of any, if all still hold what is expected; until CLOCK_MONOTONIC `deadline_ns`.
+
+    waiters: i8 (n, 3), n ≤ 128: expected value, address of a u32, and a word that is filled in here (together
+    a struct futex_waitv). −1 at once before Linux 5.16.
+    """
+    for i in range(len(waiters)):
+        waiters[i, 2] = _FUTEX2_SIZE_U32
+    timespec = scratch()
+    _fill_timespec(timespec, deadline_ns)
+    return syscall(_SYS_FUTEX_WAITV, waiters.ctypes.data, len(waiters), 0, timespec, CLOCK_MONOTONIC, 0)
 
 
 @jit

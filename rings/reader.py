@@ -417,7 +417,8 @@ class Reader:
     it counts as `passed`.
     by: "block", each handles every split-th block of BLOCK_FRAMES frames; "flow", every flow f with
     f mod split == member, in order (the ring needs source records).
-    `record` (READER_STATE, shape (1,)) is for compiled code: poll(record[0], …) and so on.
+    `record` (READER_STATE, shape (1,)) is for compiled code: poll(record[0], …) and so on. It may be given:
+    the readers of several rings stand in one array for `wait_any`.
     """
 
     def __init__(
@@ -433,6 +434,7 @@ class Reader:
         member: int = 0,
         by: str = "block",
         demote_s: float | None = None,
+        record: NDArray[Any] | None = None,
     ) -> None:
         if int(compiled_layout_hash()) != LAYOUT_HASH:
             raise RingError("compiled code of another version: empty the compile cache")
@@ -477,7 +479,7 @@ class Reader:
         sources_bytes = round_up(copy_frames * SOURCE.itemsize, PAGE) if geometry.sources else 0
         control_bytes = descriptors_bytes + sources_bytes
         self._copy = np.zeros(control_bytes + max(copy_bytes, MAX_FRAME_BYTES), np.uint8)
-        self.record = np.zeros(1, READER_STATE)
+        self.record = np.zeros(1, READER_STATE) if record is None else record
         self.section: Any = self._memory[geometry.writer :][: WRITER.itemsize].view(WRITER)[0]
         base, r = self._memory.ctypes.data, self.record[0]
         r["writer"] = base + geometry.writer

@@ -7,9 +7,14 @@ ring, False at the deadline or when a signal arrived.
     yield   looks, and lets others run between two looks
     block   sleeps. While packets flow fast it only naps: for every wake-up the writer would pay with a
             system call, 7–14 % of its rate. When they do not, it arms the futex, and is woken at once.
+
+`wait_any` does the same for the readers of several rings at once. Before Linux 5.16 a thread cannot sleep on
+several futexes: then `block` naps for a millisecond at a time.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from rings.atomics import (
     fence_seq_cst,
@@ -20,7 +25,7 @@ from rings.atomics import (
 )
 from rings.jit import jit
 from rings.layout import WRITER, WriterState, offsets
-from rings.libc import futex_wait, monotonic_ns, sched_yield, sleep_ns
+from rings.libc import errno, futex_wait, futex_wait_any, monotonic_ns, sched_yield, sleep_ns
 
 BLOCK, YIELD, SPIN = 0, 1, 2
 STRATEGIES = {"block": BLOCK, "yield": YIELD, "spin": SPIN}
@@ -31,6 +36,7 @@ _LOOKS = 256  # between two looks at the clock
 _LONGEST_SLEEP_NS = 100_000_000  # then the caller looks at the stop word and whether the writer lives
 _LONGEST_NAP_NS = 1_000_000
 _WORTH_A_NAP = 64  # frames that a nap must bring: below 64,000 a second each is worth waking for
+_ENOSYS = 38
 _A_BATCH = 4  # frames: fewer came since the last wait, so each is awaited by somebody
 
 
@@ -74,17 +80,24 @@ def _sleep(r, deadline_ns):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _block(r, deadline_ns):  # type: ignore[no-untyped-def]
-    """Nap if, at the pace since the last wait, a nap would bring a fair batch; then sleep for real.
+def _nap_ns(r, now_ns):  # type: ignore[no-untyped-def]
+    """How long to nap: so long that, at the pace since the last wait, it brings a fair batch; 0: not at all.
 
     A nap lets at most an eighth of the ring fill.
     """
-    now_ns = monotonic_ns()
     frames, elapsed_ns = r.cursor - r.nap_cursor, now_ns - r.nap_since_ns
     r.nap_cursor, r.nap_since_ns = r.cursor, now_ns
     nap_ns = min(_LONGEST_NAP_NS, (r.frames >> 3) * elapsed_ns // max(frames, 1))
     flowing = frames >= _A_BATCH and frames * nap_ns >= _WORTH_A_NAP * elapsed_ns
-    napping = flowing and now_ns + nap_ns < deadline_ns
+    return nap_ns if flowing else 0
+
+
+@jit
+def _block(r, deadline_ns):  # type: ignore[no-untyped-def]
+    """Nap while packets flow; then sleep for real."""
+    now_ns = monotonic_ns()
+    nap_ns = _nap_ns(r, now_ns)
+    napping = nap_ns > 0 and now_ns + nap_ns < deadline_ns
     if napping and (sleep_ns(nap_ns) != 0 or _ready(r)):
         return _ready(r)
     return _sleep(r, deadline_ns)
@@ -98,3 +111,59 @@ def wait(r, strategy, deadline_ns):  # type: ignore[no-untyped-def]
     if strategy == YIELD:
         return _yield(r, deadline_ns)
     return _block(r, deadline_ns)
+
+
+@jit
+def _any_ready(readers):  # type: ignore[no-untyped-def]
+    """Is there something in one of the rings, or are all of them closed?"""
+    closed = 0
+    for i in range(len(readers)):
+        r = readers[i]
+        # As in reader.is_closed: what is published before the end is seen after it.
+        closed += load_acquire(r.writer + _STATE) == _CLOSED
+        if load_acquire(r.writer + _PUBLISHED) > r.cursor:
+            return True
+    return closed == len(readers)
+
+
+@jit
+def _sleep_any(readers, deadline_ns):  # type: ignore[no-untyped-def]
+    """`_sleep` on the futex words of several rings."""
+    waiters = np.empty((len(readers), 3), np.int64)
+    for i in range(len(readers)):
+        r = readers[i]
+        waiters[i, 0] = load_acquire_u32(r.writer + _WAKE)
+        waiters[i, 1] = r.writer + _WAKE
+        store_relaxed_u32(r.waiting, 1)
+    fence_seq_cst()  # pairs with the fence in writer._wake, of each ring
+    if not _any_ready(readers):
+        now_ns = monotonic_ns()
+        until_ns = min(deadline_ns, now_ns + _LONGEST_SLEEP_NS)
+        if until_ns > now_ns and futex_wait_any(waiters, until_ns) < 0 and errno() == _ENOSYS:
+            sleep_ns(min(until_ns - now_ns, _LONGEST_NAP_NS))
+    return _any_ready(readers)
+
+
+@jit
+def wait_any(readers, strategy, deadline_ns):  # type: ignore[no-untyped-def]
+    """`wait` for the readers of several rings, READER_STATE (n,): for any of them, or the end of all."""
+    if len(readers) == 1:
+        return wait(readers[0], strategy, deadline_ns)
+    if strategy != BLOCK:
+        while not _any_ready(readers):
+            if monotonic_ns() >= deadline_ns:
+                return False
+            if strategy == YIELD:
+                sched_yield()
+            else:
+                pause()
+        return True
+    now_ns, nap_ns = monotonic_ns(), _LONGEST_NAP_NS + 1
+    for i in range(len(readers)):
+        flowing_ns = _nap_ns(readers[i], now_ns)
+        if flowing_ns > 0:
+            nap_ns = min(nap_ns, flowing_ns)  # where packets flow fastest
+    napping = nap_ns <= _LONGEST_NAP_NS and now_ns + nap_ns < deadline_ns
+    if napping and (sleep_ns(nap_ns) != 0 or _any_ready(readers)):
+        return _any_ready(readers)
+    return _sleep_any(readers, deadline_ns)

@@ -130,6 +130,13 @@ def rxring(context: click.Context) -> int:
     multiple=True,
 )
 @flag("--rx-cpu", "LIST", spec.RECEIVER["rx-cpu"], "Pin the receiver: 0, or 0-3,8 (not pinned).")
+@flag("--receivers", "N", spec.RECEIVER["receivers"], "That share each port, every one with its ring (1).")
+@flag(
+    "--steer",
+    "flow|cpu",
+    spec.RECEIVER["steer"],
+    "Which of them gets a packet: by its flow, or its CPU (flow).",
+)
 @flag(
     "--consumer",
     "HANDLER[@CPU][,KEY=VALUE…]",

@@ -154,7 +154,7 @@ class Life:
         worker = Worker("c", 0, self.status, None, None, False, ready_fd=ready_fd)
         pid = fork_worker(
             worker,
-            lambda worker: self.consumer.run(worker, self.ring.name, restarts=self.restarts),
+            lambda worker: self.consumer.run(worker, self.ring.name, 1, restarts=self.restarts),
             self.ring.forget,
         )
         os.close(ready_fd)

@@ -16,6 +16,7 @@ from engine.errors import Refused
 from engine.spec import ConsumerSpec, Listen, ReceiverSpec, RingSpec, RunSpec
 
 LOOPBACK = Listen("udp", "127.0.0.1", 5000, {})
+OTHER = Listen("udp", "127.0.0.1", 6000, {})
 FLAGS = {"listen": [LOOPBACK]}
 
 
@@ -325,7 +326,9 @@ RECEIVER = '[[receiver]]\nlisten = "udp://127.0.0.1:5000"\n'
         ("a" * 3, "no TOML: "),
         ("duration = 1", "nothing to listen on: give --listen"),
         ("[[receiver]]\nbatch = 1", "nothing to listen on"),
-        (RECEIVER * 2, "2 receivers: give one"),
+        (RECEIVER * 2, "udp://127.0.0.1:5000 is listened on twice: give --receivers 2, which share it"),
+        (RECEIVER + "receivers = 65", "give a whole number from 1 to 64"),
+        (RECEIVER + "steer = 'cpu'", "steer=cpu chooses among receivers: give --receivers N, too"),
         (RECEIVER + "[ring]\nsize = 5", "--ring 5: a ring does not fit"),
     ],
 )
@@ -473,3 +476,21 @@ def test_the_handlers_that_flags_name_are_those_that_are_built_in() -> None:
     from engine.handlers.api import BUILT_IN
 
     assert {*spec.HANDLERS, *spec.SINKS} == set(BUILT_IN)
+
+
+@pytest.mark.parametrize(
+    ("rx_cpu", "cpus"), [(None, [None, None]), ((1,), [(1,), (1,)]), ((1, 3), [(1,), (3,)])]
+)
+def test_each_member_of_a_port_is_a_receiver(
+    rx_cpu: tuple[int, ...] | None, cpus: list[tuple[int, ...] | None]
+) -> None:
+    flags = {"receivers": 2} | ({"rx-cpu": rx_cpu} if rx_cpu else {})
+    run = spec.read(None, {"listen": [LOOPBACK, OTHER], **flags})
+    assert [receiver.listen.port for receiver in run.receivers] == [5000, 5000, 6000, 6000]
+    assert [receiver.member for receiver in run.receivers] == [0, 1, 0, 1]
+    assert [receiver.rx_cpu for receiver in run.receivers] == cpus * 2
+
+
+def test_there_are_not_more_receivers_than_a_consumer_can_sleep_on() -> None:
+    with pytest.raises(Refused, match="66 receivers: give at most 64"):
+        spec.read(None, {"listen": [LOOPBACK, OTHER], "receivers": 33})
