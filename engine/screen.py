@@ -122,21 +122,25 @@ def waiting(ready: Object) -> RenderableType:
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """The live display, no higher than the terminal: results get short first, losses never are cut."""
+    """The live display, no higher than the terminal: the ledger is left out first, then results get short;
+    losses never are cut.
+    """
 
     name: str
     view: Object
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = options.size.height
-        for results, blanks in ((_results, True), (_digests, True), (_digests, False)):
+        forms = ((_books, _results), (_none, _results), (_none, _digests), (_none, _digests))
+        for i, (books, results) in enumerate(forms):
             parts = [
                 *_head(self.name, self.view, figures.clock(self.view["seconds"])),
                 *_receiving(self.view),
                 *_consumers(self.view, CONSUMER),
+                *books(self.view),
                 *results(self.view),
             ]
-            shown = [part for part in parts if blanks or part is not _BLANK]
+            shown = [part for part in parts if i < len(forms) - 1 or part is not _BLANK]
             lines = console.render_lines(Group(*shown), options, pad=False)
             if len(lines) <= height:
                 break
@@ -230,6 +234,15 @@ def _results(view: Object) -> Iterator[RenderableType]:
             yield from result(consumer["name"], found, as_of(consumer))
 
 
+def _books(view: Object) -> Iterator[RenderableType]:
+    yield _BLANK
+    yield ledger(view)
+
+
+def _none(view: Object) -> Iterator[RenderableType]:
+    yield from ()
+
+
 def _digests(view: Object) -> Iterator[RenderableType]:
     """The results in as few lines as they can do with."""
     yield _BLANK
@@ -275,8 +288,10 @@ def _losses(view: Object) -> Iterator[tuple[int | None, str, str]]:
     dropped, unit = _packets_or_frames(book, "socket_dropped")
     yield dropped, f"socket{unit}", _GRAVE
     shared = {name: book[key] for key, name in _SHARED.items() if book[key]}
+    *first, last = shared or [""]
+    where = f"{', '.join(first)} or {last}" if first else last
     others = "" if book["of_others"] is not None else ", of all traffic"
-    yield sum(shared.values()) - (book["of_others"] or 0), " or ".join(shared) + others, "yellow"
+    yield sum(shared.values()) - (book["of_others"] or 0), where + others, "yellow"
     yield book["lost_in_flight"], "in flight", _GRAVE
     yield book["residual"], "residual" if book["exact"] else "residual frames", _GRAVE
     yield book["refused"], "refused", "yellow"
@@ -564,7 +579,8 @@ def value(key: str, content: Any) -> str:
 
 def ledger(view: Object) -> RenderableType:
     """Where every packet went: two accounts, each of which must come out even."""
-    return Group(Text("ledger", "bold"), _accounts(view))
+    legend = Text(f"{_MARK} counts all traffic, not ours alone", "dim")
+    return Group(Text("ledger", "bold"), _accounts(view), legend)
 
 
 def _accounts(view: Object) -> Table:
@@ -574,18 +590,19 @@ def _accounts(view: Object) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
     for sign, key in _ACCOUNTS:
-        count = book[key]
+        count, unit = _packets_or_frames(book, key)
         if key == "of_others" and not count:
             continue
-        remark = _remark(book, key)
-        style = _ledger_style(key, bool(count or remark))
-        line = Text(_COUNTERS[key].label + remark, style)
-        table.add_row(Text(sign, "dim"), Text(figures.exact(count), style), line)
+        style = _ledger_style(key, bool(count))
+        line = Text(_COUNTERS[key].label + _remark(view, key), style)
+        table.add_row(Text(sign, "dim"), Text(figures.exact(book[key]), style), line)
+        if unit:
+            line.append(f": {figures.exact(count)}{unit}")
         if key == "residual":
             line.append(*_verdict(view))
             table.add_row()
         if key == "published":
-            line.append(*_sum_of_received(book))
+            line.append(*_sum_of_received(view))
     return table
 
 
@@ -606,6 +623,8 @@ _ACCOUNTS = (
     ("=", "published"),
 )
 _COUNTERS = {counter.id: counter for counter in COUNTERS}
+_MARK = "*"
+_LOST_BY_DEVICE = ("rx_missed_errors", "rx_errors", "rx_dropped")
 
 
 def _ledger_style(key: str, something: bool) -> str:
@@ -616,13 +635,18 @@ def _ledger_style(key: str, something: bool) -> str:
     return "yellow" if something else "dim"
 
 
-def _remark(book: Object, key: str) -> str:
-    """What the bare count does not say: that other traffic is in it, that it is known in frames only."""
-    count, unit = _packets_or_frames(book, key)
-    if unit:
-        return f": {figures.exact(count)}{unit}"
-    shared = key in _SHARED and count
-    return " (of all traffic)" if shared else ""
+def _remark(view: Object, key: str) -> str:
+    """That other traffic is in this count; and where it was counted."""
+    if _COUNTERS[key].ours or key == "of_others":
+        return ""
+    layers = view["layers"]
+    where: Sequence[str] = ()
+    if key == "nic_dropped":
+        where = [name for name, n in layers["nic"].items() if any(n[count] for count in _LOST_BY_DEVICE)]
+    if key == "softnet_dropped" and (cpus := [row["cpu"] for row in layers["softnet"] if row["dropped"]]):
+        where = [f"CPU {figures.cpu_list(cpus)}"]
+    told = f" on {', '.join(map(printable, where))}" if where and view["ledger"][key] else ""
+    return f" {_MARK}{told}"
 
 
 def _verdict(view: Object) -> tuple[str, str]:
@@ -630,11 +654,14 @@ def _verdict(view: Object) -> tuple[str, str]:
     frames = ", in frames" if book["exact"] is False else ""
     if book["balanced"]:
         return f"  balanced{frames}", "bold green"
+    under_way = view["type"] == "interval"
     if book["balanced"] is not None:
-        return f"  not balanced{frames}", _GRAVE
+        return f"  {'not yet' if under_way else 'not'} balanced{frames}", _GRAVE
     if sender is None:
         return "  sent is not known: name its sender with --sender", "dim"
     name = printable(sender["name"])
+    if under_way and sender["state"] == "sends":
+        return f"  known when {name!r} has ended", "dim"
     return {
         "absent": (f"  no sender {name!r} came: start rxring send --name {name}", "yellow"),
         "sends": (f"  sender {name!r} still sends: end it before the run", "yellow"),
@@ -642,9 +669,14 @@ def _verdict(view: Object) -> tuple[str, str]:
     }[sender["state"]]
 
 
-def _sum_of_received(book: Object) -> tuple[str, str]:
-    """What holds or not without a known sender, too; each consumer's account is part of it."""
-    if not book["adds_up"]:
+def _sum_of_received(view: Object) -> tuple[str, str]:
+    """What holds or not without a known sender, too; each consumer's account is part of it.
+
+    Before the end, counts are read one after another, while they rise: it says nothing.
+    """
+    if view["type"] == "interval":
+        return "", ""
+    if not view["ledger"]["adds_up"]:
         return "  what was received does not add up", _GRAVE
-    known = book["balanced"] is not None
+    known = view["ledger"]["balanced"] is not None
     return ("", "") if known else ("  what was received adds up", "bold green")

@@ -149,6 +149,22 @@ def ledger(consumers: list[View], **changes: Any) -> View:
     }
 
 
+def layers(nic: View | None = None, cpu1: View | None = None) -> View:
+    """nic: what is not 0, by device."""
+    device = ("packets", "errors", "dropped", "missed_errors", "crc_errors", "fifo_errors")
+    softnet = dict.fromkeys(("processed", "dropped", "time_squeeze", "received_rps", "flow_limit"), 0)
+    udp = dict.fromkeys(("in_datagrams", "no_ports", "in_errors", "rcvbuf_errors", "mem_errors"), 0)
+    return {
+        "nic": {
+            name: {f"rx_{key}": 0 for key in device} | counts
+            for name, counts in {"lo": {}, **(nic or {})}.items()
+        },
+        "softnet": [{"cpu": 0, **softnet}, {"cpu": 1, **softnet, **(cpu1 or {})}],
+        "udp": udp,
+        "udp6": udp,
+    }
+
+
 def ready(**changes: Any) -> View:
     return {
         "type": "ready",
@@ -181,6 +197,7 @@ def calm(kind: str = "summary", seconds: float = 12.0) -> View:
         "consumers": consumers,
         "groups": [],
         "sender": {"name": "source", "state": "done"},
+        "layers": layers(),
         "ledger": ledger(consumers),
     }
 
@@ -240,10 +257,11 @@ def troubled(kind: str = "summary", seconds: float = 86_512.0) -> View:
         "consumers": consumers,
         "groups": [],
         "sender": {"name": "source", "state": "done"},
+        "layers": layers({"eth0": {"rx_missed_errors": 3}}, {"dropped": 7, "time_squeeze": 12}),
         "ledger": ledger(
             consumers,
             sent=131_072_472_001,
-            nic_dropped=None,
+            nic_dropped=3,
             socket_dropped=None,
             socket_dropped_frames=1_973,
             softnet_dropped=7,

@@ -134,7 +134,7 @@ def test_trouble_is_in_the_plain_lines() -> None:
     out = io.StringIO()
     PlainReport(out, io.StringIO()).interval(views.troubled("interval"))
     for told in (
-        "24 h 01 min  lost: 1,973 socket frames · 7 softnet or UDP errors · 64 in flight",
+        "24 h 01 min  lost: 1,973 socket frames · 10 NIC, softnet or UDP errors · 64 in flight",
         "1,973 frames dropped",
         "full 31,337 times, for 4.71 s",
         "truncated 12",

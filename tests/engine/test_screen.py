@@ -16,6 +16,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from engine import screen
+from engine.ledger import COUNTERS
 
 Draw = Callable[[str, views.View], RenderableType]
 CASES = [
@@ -85,26 +86,22 @@ def test_what_never_happened_takes_no_column() -> None:
 
 
 def test_the_ledger_is_an_account() -> None:
-    assert drawn(screen.ledger(views.calm()), 80).splitlines() == [
-        line.ljust(len("  2,400,000 residual  balanced")) if i else line
-        for i, line in enumerate(
-            [
-                "ledger",
-                "  2,400,000 sent",
-                "−         0 NIC dropped",
-                "−         0 softnet dropped",
-                "−         0 socket dropped",
-                "−         0 other UDP errors",
-                "−         0 lost in flight",
-                "−         0 after the stop",
-                "− 2,400,000 received",
-                "=         0 residual  balanced",
-                "",
-                "  2,400,000 received",
-                "−         0 refused",
-                "= 2,400,000 published",
-            ]
-        )
+    assert [line.rstrip() for line in drawn(screen.ledger(views.calm()), 80).splitlines()] == [
+        "ledger",
+        "  2,400,000 sent",
+        "−         0 NIC dropped *",
+        "−         0 softnet dropped *",
+        "−         0 socket dropped",
+        "−         0 other UDP errors *",
+        "−         0 lost in flight",
+        "−         0 after the stop",
+        "− 2,400,000 received",
+        "=         0 residual  balanced",
+        "",
+        "  2,400,000 received",
+        "−         0 refused",
+        "= 2,400,000 published",
+        "* counts all traffic, not ours alone",
     ]
 
 
@@ -142,7 +139,7 @@ def test_the_verdict_says_why_and_has_its_colour(
 def test_what_others_lost_is_taken_back() -> None:
     text = drawn(screen.ledger(with_ledger(None, softnet_dropped=9, of_others=9)), 80)
     assert re.search(r"\+ +9 of others\s*\n", text)
-    assert re.search(r"− +9 softnet dropped \(of all traffic\)", text)
+    assert re.search(r"− +9 softnet dropped \*\s*\n", text)
 
 
 # ── the first line ───────────────────────────────────────────────────────────────────────────────────
@@ -157,7 +154,7 @@ def test_losses_come_first_each_with_its_layer() -> None:
         second, third, *_ = drawn(draw("rx5000", views.calm(kind)), 100).splitlines()[1:]
         assert (second.strip(), third.strip()) == ("nothing lost", "")
     assert loss(views.troubled("interval")) == (
-        "lost: 1,973 socket frames · 7 softnet or UDP errors · 64 in flight · -44 residual frames"
+        "lost: 1,973 socket frames · 10 NIC, softnet or UDP errors · 64 in flight · -44 residual frames"
         " · 15 refused · 681,629 skipped by a_name_of_32_bytes_at_the_most.1 · 1,973 missing, says gaps"
         " · 11 after the stop"
     )
@@ -289,10 +286,46 @@ def test_a_result_may_be_any_json(found: Any) -> None:
     assert f"mine  result {found}" in drawn(screen.Display("rx5000", view), 80)
 
 
-def test_what_counts_all_traffic_says_so() -> None:
+def test_what_counts_all_traffic_says_so_and_where_it_was() -> None:
     text = drawn(screen.ledger(views.troubled()), 80)
-    assert "7 softnet dropped (of all traffic)" in text
-    assert re.search(r"64 lost in flight\s*\n", text)
+    assert re.search(r" 3 NIC dropped \* on eth0\s*\n", text)
+    assert re.search(r" 7 softnet dropped \* on CPU 1\s*\n", text)
+    assert re.search(r" 1 other UDP errors \*\s*\n", text)
+    assert {line.split()[2] for line in text.splitlines() if " * " in line} == {"NIC", "softnet", "other"}
+    assert text.splitlines()[-1].strip() == "* counts all traffic, not ours alone"
+
+
+def test_every_shared_layer_is_marked_and_none_of_ours() -> None:
+    for counter in COUNTERS:
+        text = drawn(screen.ledger(with_ledger(None, of_others=3)), 80)
+        (line, *_) = (line for line in text.splitlines() if f" {counter.label} " in line)
+        assert ("*" in line) is (not counter.ours and counter.id != "of_others"), line
+
+
+@pytest.mark.parametrize(("width", "height", "shown"), [(80, 50, True), (120, 50, True), (80, 30, False)])
+def test_the_live_display_has_the_ledger_where_there_is_room(width: int, height: int, shown: bool) -> None:
+    text = drawn(screen.Display("rx5000", views.calm("interval")), width, height)
+    assert ("residual" in text) is shown
+    assert "p99.9" in text
+    assert len(text.splitlines()) <= height
+
+
+@pytest.mark.parametrize(
+    ("changes", "style", "words"),
+    [
+        (UNKNOWN, "2", "known when 'source' has ended"),
+        ({"residual": 7, "balanced": False}, "1;31", "not yet balanced"),
+        ({"balanced": True}, "1;32", "balanced"),
+    ],
+)
+def test_before_the_end_the_ledger_may_be_open(changes: dict[str, Any], style: str, words: str) -> None:
+    view = views.calm("interval")
+    view["sender"]["state"] = "sends"
+    view["ledger"] |= {"adds_up": False, **changes}  # counts were read while they rose
+    text = drawn(screen.ledger(view), 80, colour=True)
+    assert re.search(rf"\x1b\[{style}m\s*{words}", text)
+    assert bool(re.search(r"\x1b\[1;31m\s*7", text)) == (changes.get("residual") == 7)
+    assert "add up" not in text
 
 
 def test_a_short_receive_buffer_shows_what_was_asked() -> None:
