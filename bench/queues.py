@@ -1,13 +1,16 @@
 """One Python process hands messages of 100 bytes to another: the ring's Python face, and what else there is.
 
 The writer makes one call for each message, in every case. The reader takes them one by one; or, where it can
-be had, many at a time: the ring's batch as a matrix, faster-fifo's `get_many`. Each message carries a number,
-and the reader's sum of them must be right. Both ends have a CPU of their own. What is not installed is left
+be had, many at a time: the ring's batch as a matrix, faster-fifo's `get_many`. Nothing is dropped: who is
+full waits (pyzmq by PUSH and PULL, iceoryx2 without overflow), and the writer stays until all is read: pyzmq
+loses what a full reader has not yet taken when the writer leaves. Each message carries a number, and the sum
+of them that the reader makes must be right. Both ends have a CPU of their own. What is not installed is left
 out: `pip install 'rxring[peers]'` brings it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import multiprocessing
 import os
@@ -15,6 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,6 +30,7 @@ from bench.machine import two_cpus
 from bench.pinned import Pinned
 from bench.runner import Case, Claim, Figures
 from rings.reader import Reader
+from rings.segment import SHM
 from rings.writer import Writer
 
 CLAIMS = (
@@ -37,7 +44,6 @@ _REST = bytes(SIZE - 8)
 _MANY = 1000
 _PATIENCE_S = 60.0  # longer than any run
 Put = Callable[[bytes], Any]
-Finish = Callable[[], Any]  # waits until all that was put is on its way: then the writer's process ends
 Total = Callable[[int], int]  # reads so many messages: the sum of their numbers
 
 
@@ -54,10 +60,11 @@ def cases(quick: bool) -> Iterator[Case]:
 
 def _measure(prepare: Prepare, count: int, cpus: tuple[int, int]) -> Callable[[], Figures]:
     def run() -> Figures:
+        all_read = multiprocessing.get_context("fork").Event()
         with ExitStack() as stack:
             writer, reader = prepare(stack)
-            reading = Pinned(cpus[1], _read, reader, count)
-            writing = Pinned(cpus[0], _write, writer, count)
+            reading = Pinned(cpus[1], _read, reader, count, all_read)
+            writing = Pinned(cpus[0], _write, writer, count, all_read)
             began = writing.result()
             total, ended = reading.result()
         seconds = ended - began
@@ -70,18 +77,20 @@ def _measure(prepare: Prepare, count: int, cpus: tuple[int, int]) -> Callable[[]
     return run
 
 
-def _write(writer: Callable[[], tuple[Put, Finish]], count: int) -> float:
-    put, finish = writer()
+def _write(writer: Callable[[], Put], count: int, all_read: Event) -> float:
+    put = writer()
     began = time.monotonic()
     for n in range(count):
         put(n.to_bytes(8, "little") + _REST)
-    finish()
+    all_read.wait(_PATIENCE_S)
     return began
 
 
-def _read(reader: Callable[[], Total], count: int) -> tuple[int, float]:
-    total = reader()(count)
-    return total, time.monotonic()
+def _read(reader: Callable[[], Total], count: int, all_read: Event) -> tuple[int, float]:
+    total = reader()
+    found, ended = total(count), time.monotonic()
+    all_read.set()
+    return found, ended
 
 
 def number(message: Any) -> int:
@@ -90,23 +99,22 @@ def number(message: Any) -> int:
 
 # ── the ways: each prepares what a writer and a reader open in processes of their own ────────────────────
 
-Open = Callable[[], tuple[Put, Finish]]
-Prepare = Callable[[ExitStack], tuple[Open, Callable[[], Total]]]
+Ends = tuple[Callable[[], Put], Callable[[], Total]]
+Prepare = Callable[[ExitStack], Ends]
 
 
 def _ring(total: Callable[[Reader, int], int]) -> Prepare:
-    def prepare(stack: ExitStack) -> tuple[Open, Callable[[], Total]]:
+    def prepare(stack: ExitStack) -> Ends:
         ring = stack.enter_context(rings.create(f"bench{os.getpid()}"))
 
         def reader() -> Total:
             own = rings.attach(ring.name).reader()
             return lambda count: total(own, count)
 
-        def writer() -> tuple[Put, Finish]:
+        def writer() -> Put:
             while not ring.readers():  # what is written before it has joined is not for it
                 time.sleep(0.001)
-            own = rings.attach(ring.name).writer()
-            return own.write, own.close
+            return rings.attach(ring.name).writer().write
 
         return writer, reader
 
@@ -136,32 +144,20 @@ def _in_batches(reader: Reader, count: int) -> int:
     return total
 
 
-def _queue(stack: ExitStack) -> tuple[Open, Callable[[], Total]]:
+def _queue(stack: ExitStack) -> Ends:
     queue: Any = multiprocessing.get_context("fork").Queue()
-
-    def finish() -> None:
-        queue.close()
-        queue.join_thread()  # which does the writing
-
-    return lambda: (queue.put, finish), lambda: lambda count: sum(number(queue.get()) for _ in range(count))
+    return lambda: queue.put, lambda: lambda count: sum(number(queue.get()) for _ in range(count))
 
 
-def _pipe(stack: ExitStack) -> tuple[Open, Callable[[], Total]]:
+def _pipe(stack: ExitStack) -> Ends:
     out, into = multiprocessing.Pipe(duplex=False)
     stack.callback(out.close)
     stack.callback(into.close)
     receive = out.recv_bytes
-    return lambda: (
-        into.send_bytes,
-        _nothing,
-    ), lambda: lambda count: sum(number(receive()) for _ in range(count))
+    return lambda: into.send_bytes, lambda: lambda count: sum(number(receive()) for _ in range(count))
 
 
-def _nothing() -> None:
-    return
-
-
-def _faster_fifo(stack: ExitStack) -> tuple[Open, Callable[[], Total]]:
+def _faster_fifo(stack: ExitStack) -> Ends:
     module: Any = importlib.import_module("faster_fifo")
     queue = module.Queue(max_size_bytes=32 << 20)
 
@@ -173,7 +169,86 @@ def _faster_fifo(stack: ExitStack) -> tuple[Open, Callable[[], Total]]:
             count -= len(messages)
         return found
 
-    return lambda: (lambda message: queue.put(message, timeout=_PATIENCE_S), _nothing), lambda: total
+    return lambda: lambda message: queue.put(message, timeout=_PATIENCE_S), lambda: total
+
+
+def _pyzmq(stack: ExitStack) -> Ends:
+    """Each end makes its context in its own process: one that is forked hangs."""
+    address = f"ipc://{_folder(stack)}/socket"
+
+    def writer() -> Put:
+        zmq: Any = importlib.import_module("zmq")
+        push = zmq.Context().socket(zmq.PUSH)
+        push.bind(address)
+        push.send(b"")  # waits until the reader is there
+        put: Put = push.send
+        return put
+
+    def reader() -> Total:
+        zmq: Any = importlib.import_module("zmq")
+        pull = zmq.Context().socket(zmq.PULL)
+        pull.connect(address)
+        pull.recv()
+        return lambda count: sum(number(pull.recv()) for _ in range(count))
+
+    return writer, reader
+
+
+def _iceoryx2(stack: ExitStack) -> Ends:
+    """Publish and subscribe; all its files are in our folder, or in /dev/shm under the folder's name."""
+    folder = _folder(stack)
+    stack.callback(_unlink_all, folder.name)
+
+    def writer() -> Put:
+        iox: Any = importlib.import_module("iceoryx2")
+        service = _service(iox, folder)
+        waiting = iox.BackpressureStrategy.RetryUntilDelivered
+        publisher = service.publisher_builder().backpressure_strategy(waiting).create()
+        while service.dynamic_config.number_of_subscribers == 0:
+            time.sleep(0.001)
+
+        def put(message: bytes) -> None:
+            while publisher.send_copy(_Message.from_buffer_copy(message)) == 0:
+                pass  # it does not wait for a reader that has not looked yet
+
+        return put
+
+    def reader() -> Total:
+        service = _service(importlib.import_module("iceoryx2"), folder)
+        receive = service.subscriber_builder().buffer_size(_MANY).create().receive
+
+        def total(count: int) -> int:
+            found = 0
+            while count > 0:
+                if (sample := receive()) is not None:
+                    found += number(ctypes.string_at(sample.payload_ptr, SIZE))
+                    count -= 1
+            return found
+
+        return total
+
+    return writer, reader
+
+
+_Message = ctypes.c_uint8 * SIZE
+
+
+def _service(iox: Any, folder: Path) -> Any:
+    config = iox.config.default()
+    config.global_cfg.root_path = iox.Path.new(str(folder))
+    config.global_cfg.prefix = iox.FileName.new(folder.name)
+    node = iox.NodeBuilder.new().config(config).create(iox.ServiceType.Ipc)
+    builder = node.service_builder(iox.ServiceName.new("bench")).publish_subscribe(_Message)
+    return builder.enable_safe_overflow(False).subscriber_max_buffer_size(_MANY).open_or_create()
+
+
+def _folder(stack: ExitStack) -> Path:
+    return Path(stack.enter_context(TemporaryDirectory(prefix=f"bench{os.getpid()}-")))
+
+
+def _unlink_all(prefix: str) -> None:
+    for path in SHM.glob(f"{prefix}*"):
+        path.unlink()
 
 
 # name: how it is prepared, and the module that it needs
@@ -183,4 +258,6 @@ _WAYS: dict[str, tuple[Prepare, str]] = {
     "multiprocessing.Queue": (_queue, "multiprocessing"),
     "multiprocessing.Pipe": (_pipe, "multiprocessing"),
     "faster-fifo": (_faster_fifo, "faster_fifo"),
+    "pyzmq": (_pyzmq, "zmq"),
+    "iceoryx2": (_iceoryx2, "iceoryx2"),
 }
