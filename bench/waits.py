@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 CLAIMS = (
     Claim("spin, 20000/s", against="C word, 20000/s", at_most=2),
     Claim("spin, 200/s", against="C word, 200/s", at_most=2),
-    Claim("block, 20000/s", against="C futex, 20000/s", at_most=2),
-    Claim("block, 200/s", against="C futex, 200/s", at_most=1.5),
+    Claim("block, 20000/s", against="C futex, 20000/s", at_most=1.2),
+    Claim("block, 200/s", against="C futex, 200/s", at_most=1.2),
     Claim("block, 20000/s", against="C futex, 20000/s", figure="writer_cpu_ns", at_most=1.5),
     Claim("block, 200/s", figure="reader_share", at_most=0.05),
 )
