@@ -255,6 +255,8 @@ class Supervisor:
                 next_report += self.spec.every * max(1, int((now - next_report) / self.spec.every))
                 continue
             self._look(min(end, next_report) - now)
+            for part in self.receivers:
+                part.dropped.read()  # however rare reports are: the kernel's count wraps
 
     def _stop(self) -> None:
         """Cut off, drain, close, leave, report: in this order, and bounded."""

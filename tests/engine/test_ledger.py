@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import Run, Source, check_ledger
 
+from engine.affinity import topology
 from engine.ledger import (
     COUNTERS,
     Shared,
@@ -15,6 +21,7 @@ from engine.ledger import (
     other_udp_errors,
 )
 from engine.net.counters import Layers
+from engine.net.sockets import DropCount, cut_off
 
 
 def test_this_machines_shared_counters() -> None:
@@ -185,3 +192,66 @@ def test_every_line_has_its_label_and_its_sentence() -> None:
     assert {counter.id for counter in COUNTERS} <= set(ledger)
     assert len({counter.id for counter in COUNTERS}) == len(COUNTERS)
     assert all(counter.sentence.endswith(".") for counter in COUNTERS)
+
+
+def lose_of_others() -> int:
+    """Traffic of somebody else, all of it lost: a socket that overflows, a filter that drops, a closed port.
+
+    How many of them UDP counts as an error of another kind than a full buffer.
+    """
+    with contextlib.ExitStack() as stack:
+        out, full, filtered, closed = (
+            stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(4)
+        )
+        full.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
+        for sock in (full, filtered, closed):
+            sock.bind(("127.0.0.1", 0))
+        cut_off(filtered)
+        nobody = closed.getsockname()
+        closed.close()
+        for _ in range(300):
+            for address in (full.getsockname(), filtered.getsockname(), nobody):
+                out.sendto(b"x" * 500, address)
+        assert DropCount(full).read() > 250
+        return DropCount(filtered).read()
+
+
+@pytest.mark.parametrize("ours_too", [False, True])
+def test_other_traffic_of_the_machine_leaves_our_ledger_balanced(name: str, ours_too: bool) -> None:
+    """The real command beside a stranger that loses packets in the same layers; ours_too: so do we."""
+    with (
+        Source(f"{name}.s") as source,
+        Run(
+            name,
+            *("--consumer", "rate", "--sender", f"{name}.s", "--gro", "off", "--rcvbuf", "16KiB"),
+            *("--every", "0.05"),
+            command=True,
+        ) as run,
+    ):
+        source.connect(run)
+        source.send([b"x" * 100] * 10)
+        run.await_interval(lambda view: view["consumers"][0]["delivered"] == 10)
+        receiver = run.worker(0)
+        if ours_too:
+            os.kill(receiver, signal.SIGSTOP)
+            source.send([b"x" * 100] * 500)
+        others = lose_of_others()
+        os.kill(receiver, signal.SIGCONT)
+        source.done()
+        view = run.await_interval(lambda view: view["ledger"]["balanced"] is True)
+        assert view["ledger"]["of_others"] >= others == 300
+        summary = run.end()
+    check_ledger(summary)
+    ledger, layers = summary["ledger"], summary["layers"]
+    assert (ledger["socket_dropped"] > 400) is ours_too
+    assert ledger["sent"] == ledger["received"] + ledger["socket_dropped"]
+    assert ledger["of_others"] == (ledger["nic_dropped"] + ledger["softnet_dropped"] + ledger["other_errors"])
+    assert ledger["other_errors"] >= others
+    assert layers["udp"]["rcvbuf_errors"] >= 250 + ledger["socket_dropped"]
+    assert layers["udp"]["in_errors"] >= 250 + others + ledger["socket_dropped"]
+    assert layers["udp"]["no_ports"] >= 300
+    assert list(layers["nic"]) == ["lo"]
+    assert layers["nic"]["lo"]["rx_packets"] >= source.sent + 900
+    online = topology.online()
+    assert {row["cpu"] for row in layers["softnet"]} >= set(online)
+    assert sum(row["processed"] for row in layers["softnet"]) >= source.sent + 900
