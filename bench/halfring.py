@@ -14,7 +14,9 @@ half the ring: where it is 0, there is nothing for the cap to do. `skip`: the wr
 nothing can drop; what was delivered and skipped must add up. It copies 1,024 frames at most by default;
 without the cap, all.
 
-`python -m bench.plots DIR` makes a table and a plot of a result, and says whether the drop shows.
+halfring.md and halfring.png, beside report.md, show the rate and the share of long reads over what was asked
+for ÷ ring, with the cap and without, and say whether the drop shows. `python -m bench.plots DIR` makes them
+anew.
 """
 
 from __future__ import annotations
