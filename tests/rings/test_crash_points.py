@@ -10,12 +10,14 @@ tests/engine/net/test_receiver_killed.py.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -47,21 +49,39 @@ both = pytest.mark.parametrize("then", [signal.SIGKILL, signal.SIGCONT], ids=["k
 # Stopping there -------------------------------------------------------------------------------------------
 
 
-class _Place(Stepper):
-    """The `at`-th place of what this process does from now on: there it stops itself."""
+class _Places(Stepper):
+    """The `at`-th place of what a process does from `begin(at)` to `end()`: there it stops itself.
 
-    def __init__(self, at: int) -> None:
-        self._left = at
+    Made before it forks, so that a hundred processes need not.
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
         self._seen: set[tuple[Any, int]] = set()
-        patch = pytest.MonkeyPatch()
-        super().__init__(patch, reader_module, writer_module, wait_module)
+        self._slowly: list[tuple[ModuleType, str, Any, Any]] = []
+        super().__init__(self, reader_module, writer_module, wait_module)
         for call in ("futex_wait", "sleep_ns"):
-            patch.setattr(wait_module, call, self._counted(getattr(libc, call)))
+            self.setattr(wait_module, call, self._counted(getattr(libc, call)))
+
+    def setattr(self, module: ModuleType, name: str, value: Any) -> None:
+        """What a Stepper replaces is replaced when this begins."""
+        self._slowly.append((module, name, value, getattr(module, name)))
+
+    def begin(self, at: int) -> None:
+        self.left = at
+        self._seen.clear()
+        for module, name, slow, _ in self._slowly:
+            setattr(module, name, slow)
         sys.settrace(self._trace)
 
+    def end(self) -> None:
+        sys.settrace(None)
+        for module, name, _, fast in self._slowly:
+            setattr(module, name, fast)
+
     def _step(self) -> None:
-        self._left -= 1
-        if self._left == 0:
+        self.left -= 1
+        if self.left == 0:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def _trace(self, frame: Any, event: str, argument: object) -> Any:
@@ -74,12 +94,34 @@ class _Place(Stepper):
         return self._trace
 
 
-def _go_to(at: int, prepare: Callable[[], Operation]) -> None:
-    operation = prepare()
-    _Place(at)
-    result = operation()
-    sys.settrace(None)
-    del result
+def _go(places: _Places, first: int, prepare: Callable[[], Operation]) -> None:
+    """The operation again and again, with a stop before each time and at one place further, to its end."""
+    gc.disable()  # it would go through, and so copy, all the memory that is shared with us
+    before, kept = _descriptors(), []
+    for at in range(first, MOST):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        operation = prepare()
+        places.begin(at)
+        kept += [operation, operation()]
+        places.end()
+        for fd in _descriptors() - before:  # as if it had ended; nobody else closes what is kept
+            os.close(fd)
+        if places.left > 0:
+            return
+
+
+def _descriptors() -> set[int]:
+    with os.scandir("/proc/self/fd") as entries:
+        found = {int(entry.name) for entry in entries}
+    return {fd for fd in found if os.path.exists(f"/proc/self/fd/{fd}")}
+
+
+def _stops(child: Child) -> bool:
+    """Wait until it stands still; False if it has ended."""
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    if not os.WIFSTOPPED(status):
+        child.status = os.waitstatus_to_exitcode(status)
+    return os.WIFSTOPPED(status)
 
 
 def _at_every_place(fork: Fork, prepare: Callable[[], Operation]) -> Iterator[Child]:
@@ -87,13 +129,15 @@ def _at_every_place(fork: Fork, prepare: Callable[[], Operation]) -> Iterator[Ch
 
     `prepare` runs in that process before, at full speed, and returns the operation.
     """
+    places, child = _Places(), None
     for at in range(1, MOST):
-        child = fork(_go_to, at, prepare)
-        _, status = os.waitpid(child.pid, os.WUNTRACED)
-        if not os.WIFSTOPPED(status):
-            child.status = os.waitstatus_to_exitcode(status)
+        if child is None or child.status is not None:
+            child = fork(_go, places, at, prepare)
+            assert _stops(child)
+        child.send(signal.SIGCONT)
+        stands = _stops(child)
         yield child
-        if not os.WIFSTOPPED(status):
+        if not stands:
             return
     raise AssertionError("an operation without an end")
 
@@ -101,7 +145,10 @@ def _at_every_place(fork: Fork, prepare: Callable[[], Operation]) -> Iterator[Ch
 def _let(child: Child, then: signal.Signals) -> None:
     """It goes on to the end of the operation, or dies where it stands."""
     child.send(then)
-    assert child.wait() in (0, -then)
+    if child.status is None and then == signal.SIGCONT:
+        assert _stops(child)
+    else:
+        assert child.wait() in (0, -then)
 
 
 # Who goes on beside it ------------------------------------------------------------------------------------
