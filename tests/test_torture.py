@@ -23,7 +23,7 @@ def test_five_seconds_violate_nothing(loops: Any, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert out.startswith(f"seed {SEED}\n")
     assert "nothing violated" in out
-    for step in ("kill", "stop", "resume", "leave", "start", "kill writer"):
+    for step in ("kill", "stop", "resume", "leave", "start", "kill writer", "demoted"):
         assert f" {step} " in out
     assert not _left()
 

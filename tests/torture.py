@@ -7,8 +7,8 @@
 One round after the other, each with a ring of its own: sizes, batches, policies and waits are drawn by lot.
 A writer and several readers run at full speed, every byte made and checked from its frame's sequence
 (ring_loops.py). Meanwhile readers leave and come back, are stopped, killed and restarted under their names,
-and so is the writer. After each such step every reader's account must add up, and at the end of a round
-everything must have been read, by every life of every reader, to the packet.
+and so is the writer; gating readers may be demoted. After each such step every reader's account must add up,
+and at the end of a round everything must have been read, by every life of every reader, to the packet.
 
 A violation ends it with exit code 1 and the seed, which draws the same lots again; the processes' timing
 is the machine's.
@@ -57,6 +57,9 @@ class Totals:
     checks: int = 0
     steps: dict[str, int] = field(default_factory=dict)
 
+    def did(self, step: str) -> None:
+        self.steps[step] = self.steps.get(step, 0) + 1
+
     def __str__(self) -> str:
         steps = ", ".join(f"{name} {count}" for name, count in sorted(self.steps.items()))
         return f"{self.packets:,} packets checked, {self.checks:,} accounts; {steps}"
@@ -99,7 +102,7 @@ def _read(name: str, lots: Lots, board: NDArray[Any], at: int, share: int, optio
     r = reader.record[0]
     fresh = reader._slots["restarts"][reader._index] == 0  # not taken over from one who died
     delivered, packets, seen = int(r["delivered"]), int(r["packets"]), int(board[at + PACKETS])
-    counted = int(r["delivered"] + r["skipped"])
+    counted = int(r["delivered"] + r["skipped"] + r["passed"])
     board[at + LIVES] += 1
     why = -1
     while why != CLOSED and not board[at + LEAVE]:
@@ -107,8 +110,8 @@ def _read(name: str, lots: Lots, board: NDArray[Any], at: int, share: int, optio
         why = loops.read(reader.record, reader.strategy, lots.most, share, board, at, FOREVER, end_ns)
     assert board[at + TORN] == 0
     assert r["delivered"] - delivered == board[at + PACKETS] - seen
-    assert r["delivered"] + r["skipped"] - counted == r["packets"] - packets
-    assert not (fresh and options["policy"] == "gate" and r["skipped"])
+    assert r["delivered"] + r["skipped"] + r["passed"] - counted == r["packets"] - packets
+    assert not (fresh and options["policy"] == "gate" and options["demote_s"] is None and r["skipped"])
     reader.close()
 
 
@@ -119,6 +122,7 @@ class Reading:
         self.name, self.at = f"reader{index}", PART * index
         self.child: Child | None = None
         self.stopped = False
+        self.gates = False
 
 
 class Round:
@@ -137,15 +141,19 @@ class Round:
     # What can happen --------------------------------------------------------------------------------
 
     def start(self, reading: Reading) -> None:
+        policy = self.chance.choice(["gate", "skip"])
+        demote_s = self.chance.choice([None, 0.001, 0.02])
         options = {
             "name": reading.name,
-            "policy": self.chance.choice(["gate", "skip"]),
+            "policy": policy,
+            "demote_s": demote_s if policy == "gate" else None,
             "wait": self.chance.choice(["block", "block", "yield", "spin"]),
             "max_frames": self.chance.choice([None, 1, 7, 100]),
             "max_bytes": self.chance.choice([None, None, 500]),
         }
         share = self.chance.randrange(1, 5)
         self.board[reading.at + LEAVE] = 0
+        reading.gates = policy == "gate"
         reading.child = Child(_read, self.name, self.lots, self.board, reading.at, share, options)
 
     def leave(self, reading: Reading) -> None:
@@ -191,7 +199,7 @@ class Round:
     def step(self) -> None:
         """One thing that happens, to the writer in one of six."""
         name, action = self.choose()
-        self.totals.steps[name] = self.totals.steps.get(name, 0) + 1
+        self.totals.did(name)
         action()
 
     def choose(self) -> tuple[str, Callable[[], None]]:
@@ -223,7 +231,16 @@ class Round:
             assert look < LOOKS, f"{wrong[0]} does not add up to {least} … {most}"
         self.totals.checks += len(infos)
         assert not self.board[TORN::PART].any(), "torn"
+        self.count_demoted(infos)
         return infos
+
+    def count_demoted(self, infos: list[ReaderInfo]) -> None:
+        """Gates of old that skip now, each life once."""
+        policies = {info.pid: info.policy for info in infos}
+        for reading in self.readings:
+            if reading.child and reading.gates and policies.get(reading.child.pid) == "skip":
+                reading.gates = False
+                self.totals.did("demoted")
 
     def check_alive(self) -> None:
         everyone = [("the writer", self.writer), *((each.name, each.child) for each in self.readings)]
