@@ -19,8 +19,16 @@ from bench.spread import median, ratios
 from engine.errors import Refused
 
 DROP = 0.8  # of the rate with the cap: what is below it, is a drop
+RARE = 0.01  # of the reads: so few long ones explain no drop
 _COLUMNS = ("ring", "way", "asked for ÷ ring", "cap", "M/s", "min – max", "frames a read", "reads > half")
-_COLOURS = {"whole": "C0", "spin": "C1", "block": "C2", "skip": "C3"}
+# Told apart without colours too; these are Okabe and Ito's, for all kinds of eyes.
+_STYLES = {
+    "whole": ("#0072B2", "o"),
+    "spin": ("#E69F00", "s"),
+    "block": ("#009E73", "^"),
+    "skip": ("#CC79A7", "D"),
+}
+_SIDESTEP = 0.006  # of one curve to the next, so that their bars stand side by side
 _NO_PLOT = "no plot: matplotlib is not installed (pip install 'rxring[plots]')"
 
 
@@ -57,7 +65,9 @@ def _verdict(way: str, ratio: float, above_half: float) -> str:
     share = f"{number(100 * above_half)} % of the reads were longer than half the ring"
     if way == "skip":
         return f"{without}; the writer waits for nobody, so lockstep is not possible ({share})"
-    if ratio <= DROP and above_half > 0:
+    if above_half < RARE:
+        return f"{without}; lockstep needs long reads, and only {share}"
+    if ratio <= DROP:
         return f"the drop shows: {without} ({share})"
     if above_half < 0.5:
         return f"the drop does not show: {without}; it needs long reads, and only {share}"
@@ -92,29 +102,43 @@ def _plot(cases: Sequence[dict[str, Any]], path: Path) -> None:
     """Above, the rate (median, minimum to maximum); below, the share of long reads. A ring, a column."""
     from matplotlib.figure import Figure  # heavy, and not always there
 
-    sizes = sorted({_key(case)[0] for case in cases})
-    figure = Figure(figsize=(5 * len(sizes), 7), layout="constrained")
-    grid = figure.subplots(2, len(sizes), sharex=True, squeeze=False)
+    sizes, ticks = sorted({_key(case)[0] for case in cases}), sorted({_key(case)[2] for case in cases})
+    figure = Figure(figsize=(max(7, 4.5 * len(sizes)), 7.5), layout="constrained")
+    grid = figure.subplots(2, len(sizes), sharex=True, sharey="row", squeeze=False)
     for (rate, share), frames in zip(grid.T, sizes, strict=True):
-        for way, capped in itertools.product(_COLOURS, (True, False)):
+        for curve, (way, capped) in enumerate(itertools.product(_STYLES, (True, False))):
             chosen = [case for case in cases if _is_of(_key(case), frames, way, capped)]
-            at = [_key(case)[2] for case in chosen]
+            if not chosen:
+                continue
+            at = [_key(case)[2] + (curve - 3.5) * _SIDESTEP for case in chosen]
             medians = [case["median"] for case in chosen]
             low = [case["median"] - case["min"] for case in chosen]
             high = [case["max"] - case["median"] for case in chosen]
-            style: dict[str, Any] = {"marker": "o", "linestyle": "-" if capped else "--"}
-            style |= {"label": f"{way}{'' if capped else ', no cap'}", "color": _COLOURS[way]}
+            colour, marker = _STYLES[way]
+            style: dict[str, Any] = {
+                "color": colour,
+                "marker": marker,
+                "clip_on": False,
+                "linestyle": "-" if capped else "--",
+            }
+            style |= {"label": f"{way}{'' if capped else ', no cap'}", "mfc": colour if capped else "white"}
             rate.errorbar(at, medians, yerr=(low, high), capsize=3, **style)
-            share.plot(at, [_of_runs(case, "above_half") for case in chosen], **style)
-        rate.set(title=f"ring of {frames} frames", ylabel="M/s", ylim=(0, None))
-        share.set(xlabel="asked for ÷ ring", ylabel="reads longer than half the ring", ylim=(-0.05, 1.05))
-        rate.legend(fontsize="small")
+            share.plot(at, [100 * _of_runs(case, "above_half") for case in chosen], **style)
+        for axes in (rate, share):
+            axes.axvline(0.5, color="grey", linestyle=":", zorder=0)
+        share.annotate("half the ring", (0.49, 50), rotation=90, ha="right", va="center", color="grey")
+        rate.set(title=f"ring of {frames} frames", ylim=(0, None))
+        share.set(xlabel="asked for ÷ ring", xlim=(0, 1.1))
+        share.set(xticks=ticks, xticklabels=[f"{tick:g}" for tick in ticks])
+    grid[0][0].set(ylabel="throughput, M/s (median, min to max)")
+    grid[1][0].set(ylabel="reads longer than half the ring, %", ylim=(-5, 105))
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=100)
 
 
 def _is_of(key: tuple[int, str, float, bool], frames: int, way: str, capped: bool) -> bool:
-    """Does the case belong to this curve? Up to half the ring the cap of a gating reader changes nothing."""
-    same = key[2] <= 0.5 and way != "skip"
+    """Is the case of this curve? The one without the cap parts from the other at half the ring."""
+    same = key[2] == 0.5 and way != "skip"
     return key[:2] == (frames, way) and (key[3] == capped or same)
 
 

@@ -122,6 +122,7 @@ def case(way: str, fraction: float, capped: bool, rates: list[float], above_half
         ("whole", [95.0, 10.0, 90.0], 1.0, "the drop does not show: without the cap 0.95 of"),
         ("whole", [95.0, 10.0, 90.0], 1.0, "though 100 % of the reads"),
         ("spin", [95.0, 10.0, 90.0], 0.01, "it needs long reads, and only 1 % of the reads"),
+        ("spin", [60.0, 6.0, 55.0], 0.0001, "lockstep needs long reads, and only 0.01 % of the reads"),
         ("skip", [60.0, 6.0, 55.0], 1.0, "lockstep is not possible"),
     ],
 )
