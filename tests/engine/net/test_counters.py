@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import shutil
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from forked import Child
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import Run
 
 from engine.net.counters import (
     Device,
@@ -165,7 +168,7 @@ ADDRESSES = [("127.0.0.1", 1), ("::1", 1), ("10.0.0.1", 2), ("fe80::1", 2), ("10
         ("127.8.8.8", {"lo"}),
         ("::1", {"lo"}),
         ("10.0.0.1", {"eth0", "lo"}),  # what this machine sends to itself comes over lo
-        ("::ffff:10.0.0.1", {"eth0", "lo"}),
+        ("::ffff:10.0.1.1", {"eth1", "lo"}),
         ("fe80::1%eth0", {"eth0", "lo"}),
         ("10.0.1.1", {"eth1", "lo"}),
         ("0.0.0.0", {"eth0", "lo"}),
@@ -309,6 +312,26 @@ def other_namespace() -> None:
 @needs_root
 def test_devices_and_udp_are_of_the_namespace_of_this_process(fork: Callable[..., Child]) -> None:
     assert fork(other_namespace).wait() == 0
+
+
+def crowded(name: str) -> None:
+    """The life of a process in a network of 400 devices: more than a record of the status segment holds."""
+    unshare_network()
+    pairs = range(200)
+    lines = [f"link add a{i} up type veth peer name b{i}\nlink set b{i} up\n" for i in pairs]
+    subprocess.run(["ip", "-batch", "-"], input="".join(lines).encode(), check=True)
+    with Run(name, "--every", "0.05", listen="udp://0.0.0.0:0") as run:
+        for _ in range(2):
+            view = run.await_interval()
+            assert set(view["layers"]["nic"]) == {"lo", *(f"{end}{i}" for end in "ab" for i in pairs)}
+        run.end()
+
+
+@pytest.mark.root
+@needs_root
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs the command ip, to make devices")
+def test_many_devices_are_no_reason_to_end(name: str, fork: Callable[..., Child]) -> None:
+    assert fork(crowded, name).wait(180) == 0  # it may have to compile
 
 
 def steer_lo(cpu: int) -> None:
