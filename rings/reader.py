@@ -227,9 +227,11 @@ def _pass_blocks(r):  # type: ignore[no-untyped-def]
     while True:
         block = r.cursor >> _BLOCK_SHIFT
         blocks = (r.member - block) % r.split  # until the next of ours
-        end = min((block + blocks) << _BLOCK_SHIFT, load_acquire(r.writer + _PUBLISHED))
-        if blocks == 0 or end <= r.cursor:
+        if blocks == 0:
             return ((block + 1) << _BLOCK_SHIFT) - r.cursor
+        end = min((block + blocks) << _BLOCK_SHIFT, load_acquire(r.writer + _PUBLISHED))
+        if end <= r.cursor:
+            return 0
         number = number_at(r, end)
         if number < 0:  # lapped meanwhile; never where the writer waits for us
             _skip_to_floor(r)

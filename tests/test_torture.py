@@ -11,7 +11,7 @@ import torture
 
 from rings.reader import Reader
 
-SEED = 1
+SEED = 3
 
 
 def _left() -> list[str]:
@@ -23,8 +23,15 @@ def test_five_seconds_violate_nothing(loops: Any, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert out.startswith(f"seed {SEED}\n")
     assert "nothing violated" in out
+    assert "of them share" in out
     for step in ("kill", "stop", "resume", "leave", "start", "kill writer", "demoted"):
         assert f" {step} " in out
+    assert not _left()
+
+
+def _violated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert torture.main(["--seconds", "60", "--seed", str(SEED)]) == 1
+    assert f"VIOLATED: seed {SEED}" in capsys.readouterr().out
     assert not _left()
 
 
@@ -39,6 +46,19 @@ def test_a_violation_ends_it_with_the_seed(
         reader.record[0]["delivered"] -= 1
 
     monkeypatch.setattr(Reader, "_take_over", forget)
-    assert torture.main(["--seconds", "60", "--seed", str(SEED)]) == 1
-    assert f"VIOLATED: seed {SEED}" in capsys.readouterr().out
-    assert not _left()
+    _violated(capsys)
+
+
+def test_members_that_take_the_wrong_blocks_are_a_violation(
+    loops: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has those of the one before it: what they say of themselves adds up nevertheless."""
+    join = Reader._join
+
+    def astray(reader: Reader) -> int:
+        r = reader.record[0]
+        r["member"] = (r["member"] - 1) % r["split"]
+        return join(reader)
+
+    monkeypatch.setattr(Reader, "_join", astray)
+    _violated(capsys)

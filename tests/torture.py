@@ -7,8 +7,9 @@
 One round after the other, each with a ring of its own: sizes, batches, policies and waits are drawn by lot.
 A writer and several readers run at full speed, every byte made and checked from its frame's sequence
 (ring_loops.py). Meanwhile readers leave and come back, are stopped, killed and restarted under their names,
-and so is the writer; gating readers may be demoted. After each such step every reader's account must add up,
-and at the end of a round everything must have been read, by every life of every reader, to the packet.
+and so is the writer; gating readers may be demoted; the first few readers may be members that share the
+work. After each such step every reader's account must add up, and at the end of a round everything must have
+been read, by every life of every reader, to the packet, and by members what is their own, each frame by one.
 
 A violation ends it with exit code 1 and the seed, which draws the same lots again; the processes' timing
 is the machine's.
@@ -33,13 +34,15 @@ import numpy as np
 import ring_loops as loops
 from forked import Child, await_
 from numpy.typing import NDArray
-from ring_loops import CLOSED, PACKETS, TORN
+from ring_loops import CLOSED, ENOUGH, FRAMES, PACKETS, TORN
 
 import rings
+from rings.jit import jit
 from rings.libc import monotonic_ns
+from rings.reader import BLOCK_FRAMES
 from rings.ring import ReaderInfo
 
-LIVES, LEAVE = 5, 6  # on a reader's part of the board, beside what `loops.read` writes there
+LIVES, LEAVE, STRAY = 5, 6, 7  # on a reader's part of the board, beside what `loops.read` writes there
 PART = 8
 FOREVER = 1 << 62
 SLICE_NS = 20_000_000  # a reader looks that often whether it should leave
@@ -74,6 +77,7 @@ class Lots:
     most: int  # bytes of the longest payload
     batch: int  # frames the writer publishes at once, at most
     readers: int
+    split: int  # the first so many of the readers share the work
 
     @classmethod
     def draw(cls, chance: random.Random) -> Lots:
@@ -82,11 +86,37 @@ class Lots:
         most = chance.choice([8, 40, 120, 700, 1472])
         # A batch takes at most half of either, so that the writer and a gate can both move.
         batch = max(min(frames // 2, arena_bytes // 2 // (most + 16), chance.choice([1, 4, 64])), 1)
-        return cls(frames, arena_bytes, min(most, arena_bytes // 4), batch, chance.randrange(2, 6))
+        readers = chance.randrange(2, 6)
+        split = chance.choice([1, min(2, readers), min(3, readers)])
+        return cls(frames, arena_bytes, min(most, arena_bytes // 4), batch, readers, split)
 
     def __str__(self) -> str:
         sizes = f"{self.frames} frames, {self.arena_bytes >> 10} KiB, 0 to {self.most} bytes"
-        return f"{sizes}, batches of {self.batch}, {self.readers} readers"
+        members = f", {self.split} of them share" if self.split > 1 else ""
+        return f"{sizes}, batches of {self.batch}, {self.readers} readers{members}"
+
+
+@jit
+def _read_own(state, strategy, most, share, board, at, split, member, deadline_ns):  # type: ignore[no-untyped-def]
+    """`loops.read`, one batch after the other; the board gets how many frames were another member's."""
+    r = state[0]
+    while True:
+        frames = board[at + FRAMES]
+        why = loops.read(state, strategy, most, share, board, at, frames + 1, deadline_ns)
+        for sequence in range(r.cursor - (board[at + FRAMES] - frames), r.cursor):
+            board[at + STRAY] += sequence // BLOCK_FRAMES % split != member
+        if why != ENOUGH:
+            return why
+
+
+@jit
+def _own_packets(first, last, most, split, member):  # type: ignore[no-untyped-def]
+    """How many packets of the frames first … last − 1 are a member's."""
+    packets = 0
+    for sequence in range(first, last):
+        if sequence // BLOCK_FRAMES % split == member:
+            packets += loops.packets_of(sequence, most)
+    return packets
 
 
 def _write(name: str, lots: Lots) -> None:
@@ -104,11 +134,12 @@ def _read(name: str, lots: Lots, board: NDArray[Any], at: int, share: int, optio
     delivered, packets, seen = int(r["delivered"]), int(r["packets"]), int(board[at + PACKETS])
     counted = int(r["delivered"] + r["skipped"] + r["passed"])
     board[at + LIVES] += 1
+    whose = options["split"], options["member"]
     why = -1
     while why != CLOSED and not board[at + LEAVE]:
         end_ns = monotonic_ns() + SLICE_NS
-        why = loops.read(reader.record, reader.strategy, lots.most, share, board, at, FOREVER, end_ns)
-    assert board[at + TORN] == 0
+        why = _read_own(reader.record, reader.strategy, lots.most, share, board, at, *whose, end_ns)
+    assert board[at + TORN] == board[at + STRAY] == 0
     assert r["delivered"] - delivered == board[at + PACKETS] - seen
     assert r["delivered"] + r["skipped"] + r["passed"] - counted == r["packets"] - packets
     assert not (fresh and options["policy"] == "gate" and options["demote_s"] is None and r["skipped"])
@@ -116,10 +147,11 @@ def _read(name: str, lots: Lots, board: NDArray[Any], at: int, share: int, optio
 
 
 class Reading:
-    """A reader's name, and its present life, if any."""
+    """A reader's name, its part of the work, and its present life, if any."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, split: int) -> None:
         self.name, self.at = f"reader{index}", PART * index
+        self.split, self.member = (split, index) if index < split else (1, 0)
         self.child: Child | None = None
         self.stopped = False
         self.gates = False
@@ -133,7 +165,7 @@ class Round:
         self.ring = rings.create(
             name, frames=self.lots.frames, arena_bytes=self.lots.arena_bytes, readers=self.lots.readers
         )
-        self.readings = [Reading(i) for i in range(self.lots.readers)]
+        self.readings = [Reading(i, self.lots.split) for i in range(self.lots.readers)]
         self.writer: Child | None = None
         self.writer_stopped = False
         self.before = 0
@@ -147,6 +179,8 @@ class Round:
             "name": reading.name,
             "policy": policy,
             "demote_s": demote_s if policy == "gate" else None,
+            "split": reading.split,
+            "member": reading.member,
             "wait": self.chance.choice(["block", "block", "yield", "spin"]),
             "max_frames": self.chance.choice([None, 1, 7, 100]),
             "max_bytes": self.chance.choice([None, None, 500]),
@@ -231,6 +265,7 @@ class Round:
             assert look < LOOKS, f"{wrong[0]} does not add up to {least} … {most}"
         self.totals.checks += len(infos)
         assert not self.board[TORN::PART].any(), "torn"
+        assert not self.board[STRAY::PART].any(), "another member's frames were handled"
         self.count_demoted(infos)
         return infos
 
@@ -273,6 +308,15 @@ class Round:
         for info in self.check():
             assert _total(info) == self.ring.published()[1], info
             assert info.unread == 0 or info.name not in [reading.name for reading in living], info
+            self.check_share(info)
+
+    def check_share(self, info: ReaderInfo) -> None:
+        """A member has handled all that is its own since it joined, but what it says that it skipped."""
+        reading = next(each for each in self.readings if each.name == info.name)
+        joined = int(self.ring.slots[info.index]["joined_frame"])
+        if info.delivered + info.skipped + info.passed > 0:  # else it may have died while it joined
+            own = _own_packets(joined, info.cursor, self.lots.most, reading.split, reading.member)
+            assert own - info.skipped <= info.delivered <= own, f"{info}: {own} were its own"
 
     def run(self, end: float, tell: Callable[[str], None]) -> None:
         self.start_writer()
@@ -311,10 +355,20 @@ def _negative(info: ReaderInfo) -> bool:
     return min(info.delivered, info.skipped, info.passed, info.unread) < 0
 
 
+def compile_all() -> None:
+    """What the children run."""
+    loops.compile_all()
+    _own_packets(0, 1, 8, 1, 0)
+    with rings.create(f"t{os.getpid()}.torture", frames=16, arena_bytes=4096) as ring:
+        ring.writer().close()
+        with ring.reader() as reader:
+            _read_own(reader.record, reader.strategy, 8, 1, np.zeros(PART, np.int64), 0, 1, 0, 0)
+
+
 def run(seconds: float, seed: int, tell: Callable[[str], None] = lambda line: None) -> Totals:
     """Rounds of 1 to 10 s until `seconds` have passed. AssertionError at the first violation."""
     chance, totals = random.Random(seed), Totals()
-    loops.compile_all()
+    compile_all()
     end = time.monotonic() + seconds
     while (now := time.monotonic()) < end:
         round_ = Round(chance, totals, f"t{os.getpid()}.torture")

@@ -414,3 +414,19 @@ def test_a_skipper_that_was_lapped_is_lapped_once_more(explorer: Explorer) -> No
         Process(explorer.reads(skip), explorer.reader_dies("skip")),
         Process(explorer.writes(1), nothing),
     )
+
+
+@pytest.mark.parametrize(("policy", "frames", "least"), [("gate", 1, 1144), ("skip", 2, 10408)])
+@pytest.mark.parametrize("explorer", [2], indirect=True)
+def test_a_member_passes_the_frames_of_another_while_they_come(
+    explorer: Explorer, policy: str, frames: int, least: int
+) -> None:
+    """All of them are the other's: whenever it looks, there is none for it."""
+    member = explorer.reader("member", policy, split=2, member=1)
+    _fill(explorer, 1)
+    _explored(
+        explorer,
+        least,
+        Process(explorer.reads(member), explorer.reader_dies("member")),
+        Process(explorer.writes(frames), nothing),
+    )

@@ -8,6 +8,7 @@ the code for aarch64 is taken away in turn.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 from collections.abc import Callable, Iterator
@@ -117,6 +118,11 @@ def _explored(scenario: Callable[[Explorer], None], frames: int) -> Callable[[st
     return run
 
 
+@functools.partial(_explored, frames=2)
+def a_member_passes(explorer: Explorer) -> None:
+    test_explorer.test_a_member_passes_the_frames_of_another_while_they_come(explorer, "gate", 1, 1144)
+
+
 def nobody_waits(name: str, monkeypatch: Patch) -> None:
     Stepper(monkeypatch, writer_module)
     with rings.create(name, frames=16, arena_bytes=4096) as ring:
@@ -187,6 +193,13 @@ FAULTS = [
         "no look at the floor after the number that one joins with",
         *(reader_module, "number_at", ((" if load_relaxed(r.writer + _FLOOR) <= sequence else -1", ""),)),
         a_skipper_joins,
+    ),
+    Fault(
+        "a member takes what comes when it has passed all there was",
+        reader_module,
+        "_pass_blocks",
+        (("            return 0\n", "            return ((block + 1) << _BLOCK_SHIFT) - r.cursor\n"),),
+        a_member_passes,
     ),
     Fault(
         "one who came back works in place",
