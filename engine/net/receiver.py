@@ -51,6 +51,7 @@ from rings.atomics import (
     load_acquire,
     load_relaxed,
     load_relaxed_u32,
+    pause,
     pointer,
     scratch,
     store_relaxed,
@@ -111,6 +112,7 @@ RECEIVER_STATE = np.dtype(
             "overflow",  # address of batch × MAX_FRAME_BYTES
             "batch",
             "one_by_one",  # recvmsg instead of recvmmsg
+            "spin",  # ask again and again instead of sleeping on an empty socket
             "control_bytes",  # room for ancillary data, 0: none is asked for
             "gro",
             "packets",  # how many to receive
@@ -155,12 +157,14 @@ class Receiver:
         timestamps: bool,
         gro: bool = False,
         sources: bool = False,
+        spin: bool = False,
         packets: int | None,
         room: int = MAX_FRAME_BYTES,
     ) -> Receiver:
         """For socket `fd` (non-blocking).
 
         batch: at most an eighth of the ring's frames. sources: has the ring source records?
+        spin: never sleep on an empty socket, ask it again and again.
         packets: receive exactly so many; with GRO, end with the call that brings the last of them.
         room: bytes that a message may have, a multiple of ALIGN from 2048 to MAX_FRAME_BYTES; longer ones
         are refused as truncated.
@@ -180,6 +184,7 @@ class Receiver:
         rx["overflow"] = overflow.ctypes.data
         rx["batch"] = batch
         rx["one_by_one"] = one_by_one
+        rx["spin"] = spin
         rx["packets"] = _NO_END if packets is None else packets
         rx["room"] = room
         rx["stride"] = _FIRST_STRIDE
@@ -501,7 +506,9 @@ def receive(rx_state, w_state, stop, deadline_ns, drain):  # type: ignore[no-unt
         if _packets_left(rx, w) <= 0:
             why = FINISHED
             break
-        if rx.short != 0 and not await_packets(rx, 0 if drain else _POLL_MS):
+        if rx.short != 0 and rx.spin != 0 and not drain:
+            pause()
+        elif rx.short != 0 and not await_packets(rx, 0 if drain else _POLL_MS):
             if drain:
                 why = FINISHED
                 break
