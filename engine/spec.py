@@ -20,7 +20,6 @@ Parsers raise ValueError("what is wrong: what to do"); `read` says where and rai
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import math
 import os
 import re
@@ -35,6 +34,14 @@ from msgspec.structs import replace
 from engine.affinity.topology import parse_cpu_list
 from engine.errors import Refused
 from engine.figures import format_size, parse_size
+from engine.net.address import (
+    check_device,
+    check_sources,
+    format_address,
+    literal,
+    parse_host_port,
+    parse_options,
+)
 
 MAX_BATCH = 3000
 MIN_SECONDS, MAX_SECONDS = 0.001, 1e9
@@ -53,15 +60,26 @@ Parser = Callable[[object], Any]
 
 
 class Listen(Struct, frozen=True):
-    """Where packets are taken. Port 0: any free one, which `ready` tells. A name is resolved at the bind."""
+    """Where packets are taken. Port 0: any free one, which `ready` tells. A name is resolved at the bind.
+
+    options: `interface`, a device. sources: who may send to a multicast group; none: anybody.
+    """
 
     scheme: str
     host: str
     port: int
-    options: dict[str, str]
+    options: dict[str, str] = {}
+    sources: tuple[str, ...] = ()
+
+    @property
+    def interface(self) -> str | None:
+        return self.options.get("interface")
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.host}:{self.port}"
+        pairs = [*self.options.items(), *(("source", source) for source in self.sources)]
+        options = "&".join(f"{key}={value}" for key, value in pairs)
+        url = f"{self.scheme}://{format_address((self.host, self.port))}"
+        return f"{url}?{options}" if options else url
 
 
 class ReceiverSpec(Struct, frozen=True, kw_only=True):
@@ -71,6 +89,7 @@ class ReceiverSpec(Struct, frozen=True, kw_only=True):
     each `member`. steer: the kernel gives a packet to one by its flow, or by the CPU that took it.
     gro: several packets a frame. auto: unless the run is to end after an exact number of packets, or half
     the ring's arena does not hold a maximal frame, or the kernel can't.
+    connect: HOST:PORT, packets from there only. busy_poll: microseconds.
     """
 
     listen: Listen
@@ -82,6 +101,8 @@ class ReceiverSpec(Struct, frozen=True, kw_only=True):
     batch: int = 64
     rcvbuf: int | None = 8 << 20
     gro: Literal["auto", "on", "off"] = "auto"
+    connect: str | None = None
+    busy_poll: int | None = None
 
 
 class RingSpec(Struct, frozen=True, kw_only=True):
@@ -218,32 +239,37 @@ def consumer_name(raw: object) -> str:
 
 
 def listen(raw: object) -> Listen:
-    """A URL udp://ADDR:PORT."""
+    """A URL udp://ADDR:PORT[?interface=DEV&source=ADDR]."""
     url = _text(raw)
-    match = re.fullmatch(r"([a-z0-9+]+)://(\[.*\]|[^:/?\[\]]*)(?::([^/?]*))?(?:\?(.*))?", url)
+    match = re.fullmatch(r"([a-z0-9+]+)://(\[[^\[\]]*\]|[^:/?\[\]]*)(?::([^/?:]*))?(?:\?(.*))?", url)
     if not match:
-        raise ValueError(f"{url!r} is no URL to listen on: give udp://ADDR:PORT")
-    scheme, host, port, options = match.groups()
+        raise ValueError(f"{url!r} is no URL to listen on: give udp://ADDR:PORT, IPv6 in brackets")
+    scheme, host, port, rest = match.groups()
     if scheme != "udp":
         raise ValueError(f"{url!r}: {scheme} is not built yet: give udp://ADDR:PORT")
-    if options is not None:
-        raise ValueError(f"{url!r}: no option after ? is built yet: give udp://ADDR:PORT")
-    return Listen(scheme, _host(url, host), _port(url, port), {})
+    where = Listen(scheme, _host(url, host), _port(url, port))
+    try:
+        found = {} if rest is None else parse_options(rest, ("interface", "source"))
+        sources = found.pop("source", ())
+        options = {key: value for key, (value,) in found.items()}
+        check_device(where.host, options.get("interface"))
+        check_sources(where.host, sources)
+    except ValueError as error:
+        raise ValueError(f"{url!r}: {error}") from None
+    return replace(where, options=options, sources=sources)
 
 
 def _host(whole: str, host: str) -> str:
-    """An IPv4 address, or a name. Multicast is refused until groups are joined."""
+    """An IPv4 address, an IPv6 address without its brackets, or a name."""
     if not host:
         raise ValueError(f"{whole!r} names no address: give one, like 127.0.0.1 (0.0.0.0 listens on all)")
-    if host.startswith("[") or ":" in host:
-        raise ValueError(f"{whole!r}: IPv6 is not built yet: give an IPv4 address")
-    if re.fullmatch(r"[0-9.]+", host):
-        try:
-            address = ipaddress.IPv4Address(host)
-        except ValueError:
-            raise ValueError(f"{whole!r}: {host} is no IPv4 address: give four numbers 0 to 255") from None
-        if address.is_multicast:
-            raise ValueError(f"{whole!r}: multicast is not built yet: give a unicast address")
+    if host.startswith("["):
+        host = host[1:-1]
+        if ":" not in host or literal(host) is None:
+            raise ValueError(f"{whole!r}: {host!r} is no IPv6 address: give one, like [::1]")
+    elif re.fullmatch(r"[0-9.]+", host):
+        if literal(host) is None:
+            raise ValueError(f"{whole!r}: {host} is no IPv4 address: give four numbers 0 to 255")
     elif not re.fullmatch(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252})", host):
         raise ValueError(f"{whole!r}: {host!r} is no host name: give an IPv4 address or a name")
     return host
@@ -253,6 +279,15 @@ def _port(whole: str, port: str | None) -> int:
     if not port or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError(f"{whole!r}: port {port or 'missing'}: give ADDR:PORT, PORT from 0 to 65535")
     return int(port)
+
+
+def peer(raw: object) -> str:
+    """HOST:PORT of a sender."""
+    try:
+        parse_host_port(_text(raw))
+    except Refused as error:
+        raise ValueError(str(error)) from None
+    return _text(raw)
 
 
 def handler(raw: object) -> str:
@@ -334,6 +369,8 @@ RECEIVER: dict[str, Parser] = {
     "batch": count(1, MAX_BATCH),
     "rcvbuf": size,
     "gro": one_of("auto", "on", "off"),
+    "connect": peer,
+    "busy-poll": count(1, 1_000_000),
 }
 RING: dict[str, Parser] = {"size": size}
 CONSUMER: dict[str, Parser] = {

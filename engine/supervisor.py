@@ -15,12 +15,13 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+from msgspec.structs import replace
 
 from engine.affinity import pinning, topology
 from engine.affinity.topology import format_cpu_list
@@ -29,9 +30,19 @@ from engine.errors import Failed, Refused
 from engine.figures import format_size
 from engine.handlers.api import load
 from engine.known_sender import KnownSender
+from engine.net.address import format_address
 from engine.net.counters import Layers, devices_of
 from engine.net.receiver import Receiver
-from engine.net.sockets import DropCount, ask_for_gro, bind_udp, cut_off, discard, open_udp, probe_udp
+from engine.net.sockets import (
+    DropCount,
+    ask_for_gro,
+    bind_udp,
+    cut_off,
+    discard,
+    joined,
+    open_udp,
+    probe_udp,
+)
 from engine.receiving import Receiving, compile_all
 from engine.report import Report, plain_data
 from engine.signals import END_SIGNALS
@@ -132,7 +143,7 @@ class Supervisor:
         for part in self.spec.receivers:
             if part.member:
                 continue  # it shares the port of another
-            probe_udp(part.listen.host, part.listen.port)
+            probe_udp(part.listen)
         if self.sender is not None:
             self.sender.look()
             if self.sender.problem:
@@ -166,9 +177,13 @@ class Supervisor:
             state_bytes=[0 for _ in names] + [c.consumer.state_bytes for c in self.consumers] + [0],
         )
         for i, spec in enumerate(self.spec.receivers):
-            sock, buffer = open_udp(timestamps=self.spec.timestamps, rcvbuf=spec.rcvbuf)
-            if spec.receivers > 1:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock, buffer = open_udp(
+                spec.listen,
+                timestamps=self.spec.timestamps,
+                rcvbuf=spec.rcvbuf,
+                share=spec.receivers > 1,
+                busy_poll=spec.busy_poll,
+            )
             if buffer.short and not spec.member:
                 self.report.note(f"{names[i]}: {buffer.advice}")
             gro = wants_gro(spec, self.spec) and ask_for_gro(sock)
@@ -231,8 +246,11 @@ class Supervisor:
             spec = part.receiving.spec
             if spec.member == 0:
                 port = spec.listen.port
-            host, port = bind_udp(part.receiving.sock, spec.listen.host, port)  # the others share it
-            part.listen = f"{spec.listen.scheme}://{host}:{port}"
+            bound = bind_udp(part.receiving.sock, replace(spec.listen, port=port), spec.connect)
+            port = bound[1]  # the others share it
+            part.listen = f"{spec.listen.scheme}://{format_address(bound)}"
+            if note := joined(spec.listen):
+                self.report.note(note)
 
     def _devices(self) -> frozenset[str]:
         """Over which our packets come."""

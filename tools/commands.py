@@ -126,7 +126,7 @@ def rxring(context: click.Context) -> int:
     "--listen",
     "URL",
     spec.RECEIVER["listen"],
-    "Where: udp://ADDR:PORT, IPv4. Port 0: any free one.",
+    "Where: udp://ADDR:PORT[?interface=DEV&source=ADDR], IPv6 in brackets. Port 0: any free one.",
     multiple=True,
 )
 @flag("--rx-cpu", "LIST", spec.RECEIVER["rx-cpu"], "Pin the receiver: 0, or 0-3,8 (not pinned).")
@@ -152,6 +152,8 @@ def rxring(context: click.Context) -> int:
 @flag(
     "--gro", "auto|on|off", spec.RECEIVER["gro"], "Let a receive bring many packets of a flow at once (auto)."
 )
+@flag("--connect", "HOST:PORT", spec.RECEIVER["connect"], "Take packets from there only.")
+@flag("--busy-poll", "US", spec.RECEIVER["busy-poll"], "Each receive asks the device, for so long (no).")
 @flag("--ring", "SIZE", spec.RING["size"], "Of the ring, in /dev/shm (40MiB).")
 @flag("--timestamps", "on|off", spec.RUN["timestamps"], "Ask the kernel when each packet came (on).")
 @flag("--stamp", "none|rxring|seed", spec.RUN["stamp"], "What packets carry at their start (rxring).")
@@ -218,7 +220,7 @@ def _speaker(json: bool | None, line: Callable[[dict[str, Any]], str]) -> Callab
 
 
 @rxring.command()
-@flag("--to", "HOST:PORT", str, "Where to.", required=True)
+@flag("--to", "HOST:PORT", str, "Where to; a multicast group takes ?interface=DEV&ttl=N.", required=True)
 @flag("--name", "NAME", spec.RUN["name"], "For `rxring run --sender NAME`, which then knows what was sent.")
 @flag("--size", "SIZE", _packet_size, "Of each packet's payload (256).")
 @flag("--rate", "PPS|max", _number_or("max"), "Packets per second; max: as fast as it goes (max).")
@@ -251,7 +253,7 @@ def send(json: bool | None, **flags: Any) -> int:
 
 
 @rxring.command()
-@flag("--listen", "URL", lambda raw: str(spec.listen(raw)), "Where: udp://ADDR:PORT, IPv4.", required=True)
+@flag("--listen", "URL", lambda raw: str(spec.listen(raw)), "Where: udp://ADDR:PORT.", required=True)
 @flag("--to", "HOST:PORT", str, "Where to (back to whom each packet came from).")
 @flag("--batch", "N", _ANY_COUNT, "Packets a call, at most 1024 (64).")
 @flag("--rcvbuf", "SIZE", spec.size, "Of the socket (the system's default).")

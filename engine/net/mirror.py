@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine import figures
+from engine import figures, spec
 from engine.errors import Failed, Refused
 from engine.net import address, sockets
 from engine.net.libc import (
@@ -55,6 +55,7 @@ from engine.net.role import (
     pin_here,
 )
 from engine.net.sockets import ReceiveBuffer
+from engine.spec import Listen
 from rings.jit import jit
 from rings.libc import errno, monotonic_ns
 
@@ -107,18 +108,18 @@ class MirrorPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Refused where it makes no sense."""
         self.place()
         if self.to is not None:
-            address.parse_host_port(self.to)
+            address.parse_destination(self.to)
         check_range("batch", self.batch, 1, MAX_SEND_MESSAGES)
         check_range("rcvbuf", self.rcvbuf, 1, 1 << 31)
         check_duration(self.duration)
         cpus_of(self.cpu)
 
-    def place(self) -> tuple[str, int]:
-        """Host and port to listen on; port 0: any free one."""
-        scheme, separator, rest = self.listen.partition("://")
-        if (scheme, separator) != ("udp", "://"):
-            raise Refused(f"--listen {self.listen}: give udp://ADDR:PORT")
-        return address.parse_host_port(rest, least_port=0)
+    def place(self) -> Listen:
+        """Where to listen; port 0: any free one."""
+        try:
+            return spec.listen(self.listen)
+        except ValueError as error:
+            raise Refused(f"--listen {error}") from None
 
 
 @jit
@@ -223,16 +224,18 @@ class Mirror:
         warm()
         plan, s = self.plan, self.state[0]
         self.cpus = pin_here(cpus_of(plan.cpu))
-        sock, self.rcvbuf = sockets.open_udp(timestamps=False, rcvbuf=plan.rcvbuf)
+        listen = plan.place()
+        sock, self.rcvbuf = sockets.open_udp(listen, timestamps=False, rcvbuf=plan.rcvbuf)
         self.socket = stack.enter_context(sock)
         self.socket.setblocking(True)  # sends wait; receives are told not to, each time
         limit_sends(self.socket)
         self.drops = sockets.DropCount(self.socket)
         s["fd"] = s["out_fd"] = self.poll[0]["fd"] = sock.fileno()
         if plan.to is not None:
-            out = stack.enter_context(connect(plan.to, address.resolve(plan.to)))
+            out = stack.enter_context(connect(plan.to))
             s["out_fd"] = out.fileno()
-        self.bound = sockets.bind_udp(self.socket, *plan.place())
+        self.bound = sockets.bind_udp(self.socket, listen)
+        self.joined = sockets.joined(listen)
         if plan.to is not None and _leads_back(out, self.bound):
             raise Refused(f"--to {plan.to} is where the mirror listens: give another address")
 
@@ -281,6 +284,7 @@ class Mirror:
             "listen": f"udp://{address.format_address(self.bound)}",
             "port": self.bound[1],
             "to": self.plan.to,
+            "joined": self.joined,
             "cpus": self.cpus,
             "rcvbuf": {"asked": self.rcvbuf.asked, "granted": self.rcvbuf.granted},
         }
@@ -318,8 +322,8 @@ class Mirror:
 
 def _leads_back(out: socket.socket, bound: address.Address) -> bool:
     """Does the way out end where the mirror listens? To an address of its own, a host sends from that one."""
-    host, port = out.getpeername()
-    return port == bound[1] and host == out.getsockname()[0] and bound[0] in (host, "0.0.0.0")
+    to, own = out.getpeername(), out.getsockname()
+    return to == bound or (to[1] == bound[1] and to[0] == own[0] and bound[0] in ("0.0.0.0", "::"))
 
 
 def warm() -> None:
@@ -355,7 +359,9 @@ def line(view: dict[str, Any]) -> str:
         to = view["to"] or "whom it came from"
         said = f"mirrors {view['listen']} to {to}, cpu {figures.cpu_list(view['cpus'])}, pid {view['pid']}"
         buffer = ReceiveBuffer(**view["rcvbuf"])
-        return f"{said}; {buffer.advice}" if buffer.short else said
+        notes = [view["joined"]] if view["joined"] else []
+        notes += [buffer.advice] if buffer.short else []
+        return "; ".join([said, *notes])
     told = [figures.magnitude(view["packets_per_second"], "/s")]
     counted = ("received", "forwarded", "truncated", "failed", "unforwarded")
     told += [f"{figures.exact(view[key])} {key}" for key in counted if key in view]

@@ -18,7 +18,8 @@ from engine import figures
 from engine.affinity import pinning
 from engine.affinity.topology import parse_cpu_list
 from engine.errors import Refused
-from engine.net.address import Address
+from engine.net import address
+from engine.net.address import Destination
 from engine.net.libc import SOL_UDP, UDP_SEGMENT
 from engine.signals import END_SIGNALS
 
@@ -93,6 +94,7 @@ ADVICE = {
     errors.EMSGSIZE: "the packets are larger than the path takes, give a smaller --size",
     errors.EINVAL: "with --gso a packet must fit the MTU, and older kernels take 64 a message",
     errors.EIO: "the device cannot cut messages into packets, leave out --gso",
+    errors.EAFNOSUPPORT: "this machine has no IPv6, give an IPv4 address",
     errors.EACCES: "it is a broadcast address, give that of a host or a multicast group",
 }
 
@@ -102,23 +104,44 @@ def limit_sends(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SLICE_TIMEVAL)
 
 
-def connect(to: str, destination: Address, segment: int = 0) -> socket.socket:
-    """A connected UDP socket whose sends wait at most for a slice. Refused if it can't be had.
+def connect(to: str, segment: int = 0) -> socket.socket:
+    """A UDP socket connected to HOST:PORT, whose sends wait at most for a slice. Refused without.
 
     segment: if not 0, the kernel cuts each message into packets of so many bytes (GSO).
     """
+    destination = address.parse_destination(to)
+    where = address.resolve(destination.host, destination.port, destination.interface)
     with ExitStack() as undo:
         try:
-            sock = undo.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            sock = undo.enter_context(socket.socket(address.family(where), socket.SOCK_DGRAM))
             limit_sends(sock)
             if segment:
                 sock.setsockopt(SOL_UDP, UDP_SEGMENT, segment)
-            sock.connect(destination)
+            _choose_link(sock, destination)
+            sock.connect(where)
         except OSError as error:
             advice = ADVICE.get(error.errno or 0, ADVICE[0])
+            if address.is_multicast(where[0]) and error.errno == errors.ENETUNREACH:
+                advice = f"give {to}?interface=, of {address.device_names()}"
             raise Refused(f"cannot send to {to}: {error.strerror}: {advice}") from None
         undo.pop_all()
         return sock
+
+
+def _choose_link(sock: socket.socket, destination: Destination) -> None:
+    """Of multicast: by which device, and how far."""
+    ipv6 = sock.family == socket.AF_INET6
+    if destination.interface is not None:
+        index = address.device_index(destination.interface)
+        if ipv6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
+        else:  # struct ip_mreqn: group, address, index
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, struct.pack("8xi", index))
+    if destination.ttl is not None:
+        if ipv6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, destination.ttl)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, destination.ttl)
 
 
 def pin_here(cpus: Iterable[int] | None) -> list[int]:

@@ -156,7 +156,7 @@ class SendPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def check(self) -> None:
         """Refused where it makes no sense."""
-        address.parse_host_port(self.to)
+        address.parse_destination(self.to)
         check_range("size", self.size, 0, MAX_DATAGRAM_BYTES)
         check_range("batch", self.batch, 1, MAX_SEND_MESSAGES)
         check_range("flows", self.flows, 1, MAX_FLOWS)
@@ -341,10 +341,9 @@ class Sender:
         if self.plan.mlock:
             pinning.lock_memory()
         self.payload[:] = self.pattern  # touched first here, on the CPU that it is for
-        destination = address.resolve(self.plan.to)
         segment = self.plan.size if self.plan.segments > 1 else 0
         for flow in range(self.plan.flows):
-            self.sockets.append(stack.enter_context(connect(self.plan.to, destination, segment)))
+            self.sockets.append(stack.enter_context(connect(self.plan.to, segment)))
             self.flows[flow]["fd"] = self.sockets[flow].fileno()
 
     def start(self) -> None:

@@ -60,6 +60,46 @@ def test_packets_come_back_to_their_source_as_they_were(receiver: Any, batch: in
     assert summary["errors"] == {}
 
 
+def test_there_and_back_over_ipv6() -> None:
+    """To whom it came from, and from the address it went to."""
+    packets = payloads(_ALL_SIZES)
+    ports = []
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as source:
+        source.bind(("::1", 0))
+        source.settimeout(10)
+
+        def feed(port: int) -> None:
+            ports.append(port)
+            for packet in packets:
+                source.sendto(packet, ("::1", port))
+
+        summary = bounce(MirrorPlan(listen="udp://[::]:0", duration=0.05), feed)
+        back = [source.recvfrom(65536) for _ in packets]
+    assert [payload for payload, _ in back] == packets
+    assert {address[:2] for _, address in back} == {("::1", ports[0])}
+    assert summary["received"] == summary["forwarded"] == len(packets)
+    assert (summary["failed"], summary["errors"]) == (0, {})
+
+
+def test_from_ipv4_to_ipv6() -> None:
+    packets = payloads(_ALL_SIZES)
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as source,
+        socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as end,
+    ):
+        end.bind(("::1", 0))
+        end.settimeout(10)
+
+        def feed(port: int) -> None:
+            for packet in packets:
+                source.sendto(packet, ("127.0.0.1", port))
+
+        to = f"[::1]:{end.getsockname()[1]}"
+        summary = bounce(MirrorPlan(listen="udp://127.0.0.1:0", to=to, duration=0.05), feed)
+        assert [end.recv(65536) for _ in packets] == packets
+    assert (summary["forwarded"], summary["failed"]) == (len(packets), 0)
+
+
 def test_each_source_gets_its_own_back(receiver: Any) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
@@ -193,10 +233,9 @@ def test_an_error_that_lasts_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"listen": "127.0.0.1:5000"}, "udp://ADDR:PORT"),
-        ({"listen": "tcp://127.0.0.1:5000"}, "udp://ADDR:PORT"),
-        ({"listen": "udp://127.0.0.1"}, "HOST:PORT"),
-        ({"listen": "udp://127.0.0.1:5000?x=1"}, "HOST:PORT"),
+        ({"listen": "127.0.0.1:5000"}, "--listen '127.0.0.1:5000' is no URL.*udp://ADDR:PORT"),
+        ({"listen": "udp://127.0.0.1"}, "port missing: give ADDR:PORT"),
+        ({"listen": "udp://127.0.0.1:5000?x=1"}, "'x=1' is no option"),
         ({"listen": "udp://192.0.2.1:5000"}, "no interface"),
         ({"to": "nowhere"}, "HOST:PORT"),
         ({"to": "127.255.255.255:5000"}, "broadcast"),
@@ -218,6 +257,20 @@ def test_a_mirror_that_faces_itself_is_refused(receiver: Any, listen: str) -> No
     receiver.close()  # its port is free now
     with pytest.raises(Refused, match="where the mirror listens"):
         mirror.run(MirrorPlan(listen=f"udp://{listen}:{receiver.port}", to=receiver.to), lambda view: None)
+
+
+@pytest.mark.parametrize(
+    ("listen", "to"),
+    [
+        ("udp://[::1]:{}", "[::1]:{}"),
+        ("udp://[::]:{}", "[::1]:{}"),
+        ("udp://239.1.1.1:{}?interface=lo", "239.1.1.1:{}?interface=lo"),
+    ],
+)
+def test_so_it_is_over_ipv6_and_within_a_group(receiver: Any, listen: str, to: str) -> None:
+    plan = MirrorPlan(listen=listen.format(receiver.port), to=to.format(receiver.port))
+    with pytest.raises(Refused, match="where the mirror listens"):
+        mirror.run(plan, lambda view: None)
 
 
 def test_a_taken_port_is_refused(receiver: Any) -> None:
@@ -259,6 +312,8 @@ def test_lines_for_people(receiver: Any) -> None:
     assert summary.endswith(
         "0/s, 0 received, 0 forwarded, 0 truncated, 0 failed, 0 unforwarded, 0 dropped by the socket"
     )
+    joined = outputs[0] | {"joined": "joined 239.1.1.1 on eth1"}
+    assert mirror.line(joined) == f"{ready}; joined 239.1.1.1 on eth1"
     short = outputs[0] | {"rcvbuf": {"asked": 10**9, "granted": 212992}}
     assert "net.core.rmem_max=500000000" in mirror.line(short)
 

@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -60,6 +61,31 @@ def test_what_is_said_is_what_arrives(receiver: Any, call: Any) -> None:
     assert set(found["magic"]) == {MAGIC}
     assert found["sequence"].tolist() == list(range(150))
     assert not found["flow"].any()
+
+
+@pytest.mark.parametrize("call", ["sendmmsg", "sendmsg"])
+@pytest.mark.parametrize("gso", ["off", 16])
+def test_the_same_over_ipv6(gso: Any, call: Any) -> None:
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as end:
+        end.bind(("::1", 0))
+        to = f"[::1]:{end.getsockname()[1]}"
+        plan = SendPlan(to=to, packets=120, size=100, rate=10**6, flows=3, gso=gso, send=call)
+        summary = send(plan)
+        packets: Packets = []
+        for _ in range(summary["sent"]):
+            payload, source = end.recvfrom(65536, socket.MSG_DONTWAIT)
+            packets.append((payload, source[1]))
+        with pytest.raises(BlockingIOError):
+            end.recv(1, socket.MSG_DONTWAIT)
+    data, closing = parted(packets)
+    assert (len(data), len(closing), summary["failed"], summary["errors"]) == (120, 9, 0, {})
+    assert len({port for _, port in packets}) == 3
+    found = stamps(data)
+    for flow in range(3):
+        sequence = found["sequence"][found["flow"] == flow]
+        assert sequence.tolist() == list(range(len(sequence)))
+    assert set(found["sent_ns"] - found["scheduled_ns"] >= 0) == {True}
+    assert summary["late_ns"]["max"] == (found["sent_ns"] - found["scheduled_ns"]).max()
 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 8, 15, 16, 31, 32, 33, 300, 1472, 65507])
