@@ -6,7 +6,8 @@
     published − joined = delivered + skipped + passed + unread, for each consumer
 
 With GRO the kernel counts what a socket drops in frames, and nobody knows how many packets those held. Once
-there are such drops, `exact` is False and the first line is in frames: of the sender's messages (GSO).
+there are such drops, `exact` is False and the first line is in frames: of the sender's messages (GSO). So it
+is where those messages were dropped whole before they came to a socket, as over lo and veth.
 
 `received` is counted where the calls return, `published` where readers see it, `delivered` by each
 reader: none is worked out from another. NIC and UDP counters belong to the whole network namespace, softnet's
@@ -104,6 +105,14 @@ def other_udp_errors(shared: Shared, socket_dropped: int) -> int:
     return max(shared.udp_errors - max(shared.udp_full, socket_dropped), 0)
 
 
+def _rest(total: int | None, ours: int, explained: int) -> tuple[int | None, int | None]:
+    """(of others, residual): the shared layers explain what is missing, and no more than that."""
+    if total is None:
+        return None, None
+    of_others = explained - min(max(total - ours, 0), explained)
+    return of_others, total - ours - (explained - of_others)
+
+
 def balance(
     *,
     sent: int | None,
@@ -129,16 +138,14 @@ def balance(
     """
     other_errors = other_udp_errors(shared, socket_dropped_frames)
     explained = shared.nic_dropped + shared.softnet_dropped + other_errors
-    if socket_dropped is None or after_stop is None:
-        exact, total = False, sent_frames
-        ours = socket_dropped_frames + after_stop_frames + frames
-    else:
-        exact, total = True, sent
-        ours = socket_dropped + after_stop + lost_in_flight + received
-    of_others = residual = None
-    if total is not None:
-        of_others = explained - min(max(total - ours, 0), explained)
-        residual = total - ours - (explained - of_others)
+    exact = False
+    of_others, residual = _rest(sent_frames, socket_dropped_frames + after_stop_frames + frames, explained)
+    if socket_dropped is not None and after_stop is not None:
+        in_packets = _rest(sent, socket_dropped + after_stop + lost_in_flight + received, explained)
+        # Below the socket a GSO message is one: where those explain it all, it is they who were dropped.
+        exact = not (explained and in_packets[1] and residual == 0)
+        if exact:
+            of_others, residual = in_packets
     adds_up = received == refused + published and all(
         published - c["joined"] == c["delivered"] + c["skipped"] + c["passed"] + c["unread"]
         for c in consumers.values()

@@ -173,6 +173,40 @@ def test_where_packets_are_not_known_it_balances_in_frames(
     assert (nobody["residual"], nobody["balanced"], nobody["exact"]) == (None, None, False)
 
 
+@pytest.mark.parametrize(
+    ("softnet", "packets", "frames", "residual", "exact"),
+    [
+        (7, 1000 - 7 * 64, 20 - 7, 0, False),  # GSO messages, each counted as one
+        (9, 1000 - 7 * 64, 20 - 7, 0, False),  # two of them were of others
+        (7, 1000 - 7, 20, 0, True),  # single packets, whatever the messages were
+        (9, 1000, 20, 0, True),
+        (7, 1000 - 8 * 64, 20 - 8, 8 * 64 - 7, True),  # one is nowhere: no unit explains it
+        (0, 1000 - 7 * 64, 20, 7 * 64, True),  # a layer that counted nothing explains nothing
+    ],
+)
+def test_messages_that_were_dropped_whole_are_balanced_in_frames(
+    softnet: int, packets: int, frames: int, residual: int, exact: bool
+) -> None:
+    ledger = balance(
+        sent=1000,
+        sent_frames=20,
+        shared=Shared(0, softnet, 0, 0),
+        socket_dropped=0,
+        socket_dropped_frames=0,
+        after_stop=0,
+        after_stop_frames=0,
+        lost_in_flight=0,
+        received=packets,
+        frames=frames,
+        refused=0,
+        published=packets,
+        consumers={},
+    )
+    assert (ledger["residual"], ledger["exact"]) == (residual, exact)
+    assert ledger["of_others"] == (softnet - (20 - frames) if not exact else max(softnet - 1000 + packets, 0))
+    assert ledger["balanced"] is (residual == 0)
+
+
 def test_every_line_has_its_label_and_its_sentence() -> None:
     ledger = balance(
         sent=1,
