@@ -117,9 +117,12 @@ class MirrorPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def place(self) -> Listen:
         """Where to listen; port 0: any free one."""
         try:
-            return spec.listen(self.listen)
+            where = spec.listen(self.listen)
         except ValueError as error:
             raise Refused(f"--listen {error}") from None
+        if where.scheme != "udp":
+            raise Refused(f"--listen {where} is a stream: give udp://ADDR:PORT")
+        return where
 
 
 @jit

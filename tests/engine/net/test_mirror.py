@@ -234,6 +234,7 @@ def test_an_error_that_lasts_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     ("changes", "said"),
     [
         ({"listen": "127.0.0.1:5000"}, "--listen '127.0.0.1:5000' is no URL.*udp://ADDR:PORT"),
+        ({"listen": "tcp://127.0.0.1:5000"}, "--listen .*tcp.*: give udp://ADDR:PORT"),
         ({"listen": "udp://127.0.0.1"}, "port missing: give ADDR:PORT"),
         ({"listen": "udp://127.0.0.1:5000?x=1"}, "'x=1' is no option"),
         ({"listen": "udp://192.0.2.1:5000"}, "no interface"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import struct
@@ -21,6 +22,7 @@ from engine.net.sender import SendPlan
 from engine.net.sockets import bind_udp, joined, open_udp, probe_udp
 
 PORT = 5000
+NOBODY = 65534
 # A group, another one, and a second address for a sender: of IPv4 and of IPv6.
 KINDS = {"IPv4": ("239.1.1.1", "239.1.1.2", "10.77.0.9"), "IPv6": ("ff05::1:1", "ff05::1:2", "fd77::9")}
 
@@ -172,6 +174,24 @@ def test_a_probe_leaves_nothing_joined(pair: Pair, kind: str) -> None:
         before = pair.right.ip("maddress", "show", "dev", pair.right.device)
         probe_udp(spec.listen(url(group, f"interface={pair.right.device}")))
         assert pair.right.ip("maddress", "show", "dev", pair.right.device) == before
+
+
+def as_nobody(side: Namespace, listens: list[str]) -> None:
+    with side:
+        os.setgroups([])
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        for listen in listens:
+            probe_udp(spec.listen(listen))
+        os._exit(0)  # nobody may not go home
+
+
+def test_none_of_it_needs_root(pair: Pair, kind: str, fork: Callable[..., Child]) -> None:
+    device = pair.right.device
+    anywhere = "udp://[::]:0" if kind == "IPv6" else "udp://0.0.0.0:0"
+    group, source = KINDS[kind][0], own(pair.left, kind)
+    options = (f"interface={device}", f"interface={device}&source={source}")
+    listens = [*(url(group, option) for option in options), f"{anywhere}?interface={device}"]
+    assert fork(as_nobody, pair.right, listens).wait() == 0
 
 
 def test_a_device_that_is_not_there(pair: Pair, kind: str) -> None:
