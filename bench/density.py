@@ -27,6 +27,7 @@ from engine.errors import Failed
 from engine.net.libc import IOVEC, MMSGHDR, MSG_DONTWAIT, recvmmsg
 from engine.net.receiver import CONTROL_BYTES, Receiver, await_packets, describe_message, receive
 from engine.net.sockets import bind_udp, open_udp
+from engine.spec import Listen
 from rings.atomics import pointer
 from rings.jit import compile_for, jit
 from rings.layout import ALIGN, DESCRIPTOR
@@ -37,6 +38,7 @@ from rings.writer import WRITER_STATE, Writer, publish, reserve
 SIZES = {100: 64, 1472: 44, 8872: 7}  # bytes of a packet: packets in a GSO message
 BATCH = 64
 RCVBUF = 8 << 20
+ANYWHERE = Listen("udp", "127.0.0.1", 0)
 MOST_MB = 250
 
 CLAIMS = (
@@ -80,9 +82,9 @@ def _flood(port: int, size: int, cpu: int) -> Rxring:
 def _fill(size: int, slot_bytes: int, cpus: tuple[int, int], warm_s: float, window_s: float) -> Figures:
     """One run; into slots of `slot_bytes`, or dense if that is 0."""
     with ExitStack() as stack:
-        sock, _ = open_udp(timestamps=True, rcvbuf=RCVBUF)
+        sock, _ = open_udp(ANYWHERE, timestamps=True, rcvbuf=RCVBUF)
         stack.enter_context(contextlib.closing(sock))
-        _, port = bind_udp(sock, "127.0.0.1", 0)
+        port = bind_udp(sock, ANYWHERE)[1]
         ring = stack.enter_context(rings.create(f"bench{os.getpid()}"))
         writer = stack.enter_context(ring.writer())
         rx = Receiver.prepare(sock.fileno(), batch=BATCH, one_by_one=False, timestamps=True, packets=None)

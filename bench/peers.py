@@ -28,6 +28,7 @@ from bench.pinned import Pinned
 from bench.runner import Case, Claim, Figures
 from engine.errors import Failed
 from engine.net.sockets import ask_for_gro, bind_udp, open_udp
+from engine.spec import Listen
 
 CLAIMS = (
     Claim("rxring --gro off", against="C, timestamps", at_least=0.95),
@@ -41,6 +42,7 @@ CLAIMS = (
 
 SIZE, SEGMENTS, BATCH = 100, 64, 64
 RCVBUF = 8 << 20
+ANYWHERE = Listen("udp", "127.0.0.1", 0)
 _SENDER = f"bench{os.getpid()}"
 _SILENCE_S = 10  # no packet for so long: there is no sender
 
@@ -144,13 +146,13 @@ def _measure(
     window_s: float,
 ) -> Figures:
     """One run of a peer, on a socket that is set up as the engine's."""
-    sock, _ = open_udp(timestamps=timestamps, rcvbuf=RCVBUF)
+    sock, _ = open_udp(ANYWHERE, timestamps=timestamps, rcvbuf=RCVBUF)
     with contextlib.closing(sock):
         if gro and not ask_for_gro(sock):
             raise Failed("this kernel has no UDP GRO")
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _SILENCE_S, 0))
-        _, port = bind_udp(sock, "127.0.0.1", 0)
+        port = bind_udp(sock, ANYWHERE)[1]
         with _flood(port, sender_cpu) as sender:
             figures = receive(sock, rx_cpu, warm_s, window_s)
             return {**figures, "sent_per_second": sender.end()["packets_per_second"]}

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
-from engine.errors import Failed
+from engine.errors import Failed, Refused
+from engine.net.address import Address
 from engine.net.receiver import FAILED, FINISHED, SLICE, Receiver, give_up, receive, take_up
-from engine.net.sockets import cut_off
-from engine.spec import ReceiverSpec
+from engine.net.sockets import (
+    DropCount,
+    ReceiveBuffer,
+    ask_for_gro,
+    bind_udp,
+    cut_off,
+    discard,
+    open_udp,
+    steer_by_cpu,
+)
+from engine.spec import UDP_BUFFER_BYTES, ReceiverSpec, RunSpec, wants_gro
 from engine.worker import Worker
 from rings.jit import compile_for
 from rings.libc import monotonic_ns
@@ -34,13 +46,80 @@ def compile_all() -> None:
     Writer.compile()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Receiving:
-    """A receiver before it runs. Socket and working memory outlive any one process of it."""
+    """A UDP receiver before it runs. Socket and working memory outlive any one process of it."""
 
     spec: ReceiverSpec
     sock: socket.socket
     rx: Receiver
+    buffer: ReceiveBuffer
+    gro: bool
+    drops: DropCount = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.drops = DropCount(self.sock)
+
+    # ── in the supervisor ────────────────────────────────────────────────────────────────────────────
+
+    @classmethod
+    def open(cls, spec: ReceiverSpec, run: RunSpec) -> Receiving:
+        """Its socket, set up and not bound."""
+        sock, buffer = open_udp(
+            spec.listen,
+            timestamps=run.timestamps,
+            rcvbuf=spec.rcvbuf or UDP_BUFFER_BYTES,
+            share=spec.receivers > 1,
+            busy_poll=spec.busy_poll,
+        )
+        gro = wants_gro(spec, run) and ask_for_gro(sock)
+        if spec.gro == "on" and not gro:
+            raise Refused("--gro on: this kernel has no UDP GRO (Linux 5.0 does): give auto or off")
+        rx = Receiver.prepare(
+            sock.fileno(),
+            batch=spec.batch,
+            one_by_one=spec.receive == "recvmsg",
+            timestamps=run.timestamps,
+            gro=gro,
+            sources=run.sources,
+            packets=run.packets if len(run.receivers) == 1 else None,
+            spin=spec.rx_wait == "spin",
+        )
+        return cls(spec, sock, rx, buffer, gro)
+
+    def bind(self, port: int) -> Address:
+        """The address as bound, to this port. From now on packets come."""
+        bound = bind_udp(self.sock, replace(self.spec.listen, port=port), self.spec.connect)
+        if self.spec.steer == "cpu":
+            steer_by_cpu(self.sock, self.spec.receivers)
+        return bound
+
+    def attend(self, poll: select.poll) -> None:
+        """Nothing has to be done for it while it runs."""
+
+    def cut(self, poll: select.poll) -> None:
+        cut_off(self.sock)
+
+    def discard(self) -> tuple[int, int]:
+        """What is left in the queue at the end: (frames, packets)."""
+        return discard(self.sock)
+
+    def dropped(self) -> int:
+        """By the kernel so far, in packets; with GRO in frames."""
+        return self.drops.read()
+
+    def details(self) -> dict[str, Any]:
+        return {}
+
+    def forget(self, *, mine: bool) -> None:
+        """In a forked child: a consumer would keep the port when all others are gone."""
+        if not mine:
+            self.sock.close()
+
+    def close(self) -> None:
+        self.sock.close()
+
+    # ── in the receiver's process ────────────────────────────────────────────────────────────────────
 
     def run(self, worker: Worker, ring_name: str, ring_number: int) -> None:
         """The life of one receiver process. Failed where the socket cannot be received from."""

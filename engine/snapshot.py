@@ -13,9 +13,9 @@ from engine.consumer import Consumer
 from engine.known_sender import KnownSender
 from engine.ledger import ERROR_NAMES, REFUSED, Shared, balance
 from engine.net.counters import Layers
-from engine.net.sockets import DropCount, ReceiveBuffer
 from engine.receiving import Receiving
 from engine.status import Status
+from engine.streaming import Streaming
 from rings.ring import ReaderInfo, Ring
 
 
@@ -24,11 +24,8 @@ class ReceiverPart:
     """One receiver and its ring, as the supervisor keeps them."""
 
     name: str
-    receiving: Receiving
+    receiving: Receiving | Streaming
     ring: Ring
-    buffer: ReceiveBuffer
-    dropped: DropCount
-    gro: bool
     listen: str = ""
     dropped_at_cut: int | None = None  # frames
     discarded_after_stop: tuple[int, int] = (0, 0)  # frames, packets
@@ -44,14 +41,14 @@ class ReceiverPart:
         full_frames, full_packets = self.discarded_ring_full
         after_frames, after_packets = self.discarded_after_stop
         refused["ring_full"] += full_packets
-        dropped = self.dropped.read()
+        dropped = self.receiving.dropped()
         before_cut = dropped if self.dropped_at_cut is None else self.dropped_at_cut
         after_cut = dropped - before_cut
         return {
             "name": self.name,
             "listen": self.listen,
             "cpus": facts.get("cpus"),
-            "gro": self.gro,
+            "gro": self.receiving.gro,
             "packets": int(c["received"]) - int(c["lost_in_flight"]) + full_packets,
             "bytes": int(c["bytes"]),
             "frames": int(c["frames"]) + full_frames,
@@ -60,18 +57,19 @@ class ReceiverPart:
             "errors": {name: n for name, n in zip(ERROR_NAMES, map(int, c["errors"]), strict=False) if n},
             "socket_dropped": self._packets_in(before_cut),
             "socket_dropped_frames": before_cut,
-            "rcvbuf": {"asked": self.buffer.asked, "granted": self.buffer.granted},
+            "rcvbuf": self.receiving.buffer.as_object(),
             "cpu_ns": int(c["cpu_ns"]),
             "restarts": self.restarts,
             "lost_in_flight": int(c["lost_in_flight"]),
             "after_stop": None if self._packets_in(after_cut) is None else after_cut + after_packets,
             "after_stop_frames": after_cut + after_frames,
             "published": published,
+            **self.receiving.details(),
         }
 
     def _packets_in(self, dropped_frames: int) -> int | None:
         """With GRO nobody knows how many packets there were in frames that the socket dropped."""
-        return None if self.gro and dropped_frames else dropped_frames
+        return None if self.receiving.gro and dropped_frames else dropped_frames
 
     def ring_object(self) -> dict[str, Any]:
         c, geometry = self.ring.counters, self.ring.geometry

@@ -53,6 +53,8 @@ HANDLERS = ("latency", "rate", "gaps")
 SINKS = ("dump",)  # these need an argument
 WHOLE = ("dump",)  # these make sense of all packets only, in order
 IN_ORDER = ("gaps", *WHOLE)  # these of all packets of a flow
+SCHEMES = ("udp", "tcp", "smc")
+UDP_BUFFER_BYTES = 8 << 20
 MAX_SPLIT = 64
 MAX_RECEIVERS = 64  # of an engine: a consumer sleeps on the rings of all at once
 
@@ -83,13 +85,15 @@ class Listen(Struct, frozen=True):
 
 
 class ReceiverSpec(Struct, frozen=True, kw_only=True):
-    """rcvbuf: bytes to ask for, as the kernel counts them; None leaves the system's default.
+    """rcvbuf: bytes to ask for, as the kernel counts them; None: UDP_BUFFER_BYTES, and for streams what the
+    kernel grows it to.
 
     receivers: so many share the port, each with its own socket, ring and process. Checked specs have one for
     each `member`. steer: the kernel gives a packet to one by its flow, or by the CPU that took it.
     gro: several packets a frame. auto: unless the run is to end after an exact number of packets, or half
     the ring's arena does not hold a maximal frame, or the kernel can't.
-    connect: HOST:PORT, packets from there only. busy_poll: microseconds.
+    connect: HOST:PORT, packets from there only. busy_poll: microseconds. rx_wait: for packets; spin takes the
+    whole CPU.
     """
 
     listen: Listen
@@ -99,10 +103,11 @@ class ReceiverSpec(Struct, frozen=True, kw_only=True):
     steer: Literal["flow", "cpu"] = "flow"
     receive: Literal["recvmmsg", "recvmsg"] = "recvmmsg"
     batch: int = 64
-    rcvbuf: int | None = 8 << 20
+    rcvbuf: int | None = None
     gro: Literal["auto", "on", "off"] = "auto"
     connect: str | None = None
     busy_poll: int | None = None
+    rx_wait: Literal["block", "spin"] = "block"
 
 
 class RingSpec(Struct, frozen=True, kw_only=True):
@@ -152,8 +157,10 @@ class RunSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def sources(self) -> bool:
-        """Are the rings to say who sent each frame?"""
-        return any(consumer.by == "flow" for consumer in self.consumers)
+        """Are the rings to say who sent each frame? Of a stream nobody else does."""
+        return any(consumer.by == "flow" for consumer in self.consumers) or any(
+            receiver.listen.scheme != "udp" for receiver in self.receivers
+        )
 
 
 # ── values ───────────────────────────────────────────────────────────────────────────────────────────
@@ -239,14 +246,16 @@ def consumer_name(raw: object) -> str:
 
 
 def listen(raw: object) -> Listen:
-    """A URL udp://ADDR:PORT[?interface=DEV&source=ADDR]."""
+    """A URL udp://ADDR:PORT[?interface=DEV&source=ADDR], or tcp://ADDR:PORT, smc://ADDR:PORT."""
     url = _text(raw)
     match = re.fullmatch(r"([a-z0-9+]+)://(\[[^\[\]]*\]|[^:/?\[\]]*)(?::([^/?:]*))?(?:\?(.*))?", url)
     if not match:
         raise ValueError(f"{url!r} is no URL to listen on: give udp://ADDR:PORT, IPv6 in brackets")
     scheme, host, port, rest = match.groups()
-    if scheme != "udp":
-        raise ValueError(f"{url!r}: {scheme} is not built yet: give udp://ADDR:PORT")
+    if scheme not in SCHEMES:
+        raise ValueError(f"{url!r}: {scheme} is not known: give {'://, '.join(SCHEMES)}://")
+    if scheme != "udp" and rest is not None:
+        raise ValueError(f"{url!r}: nothing can be chosen after ? with {scheme}: leave it out")
     where = Listen(scheme, _host(url, host), _port(url, port))
     try:
         found = {} if rest is None else parse_options(rest, ("interface", "source"))
@@ -371,6 +380,7 @@ RECEIVER: dict[str, Parser] = {
     "gro": one_of("auto", "on", "off"),
     "connect": peer,
     "busy-poll": count(1, 1_000_000),
+    "rx-wait": one_of("block", "spin"),
 }
 RING: dict[str, Parser] = {"size": size}
 CONSUMER: dict[str, Parser] = {
@@ -502,6 +512,8 @@ def _checked(spec: RunSpec) -> RunSpec:
             raise Refused(
                 f"--gro on needs a ring that holds frames of 64KiB twice: give --ring {_GRO_RING} or more"
             )
+        if receiver.listen.scheme != "udp":
+            _check_stream(receiver, spec)
     files = [os.path.realpath(c.argument) for c in spec.consumers if c.argument]
     if len(set(files)) < len(files):
         raise Refused("two consumers write one file: give each its own")
@@ -523,6 +535,23 @@ def _receivers(spec: ReceiverSpec) -> list[ReceiverSpec]:
     return [replace(spec, member=k, rx_cpu=(cpus[k],) if own else spec.rx_cpu) for k in range(spec.receivers)]
 
 
+def _check_stream(receiver: ReceiverSpec, run: RunSpec) -> None:
+    """Refused: what is asked of a stream and makes sense for packets only."""
+    packets_only = {
+        "--gro on": receiver.gro == "on",
+        "--receive recvmsg": receiver.receive == "recvmsg",
+        "--steer cpu": receiver.steer == "cpu",
+        "--connect": receiver.connect is not None,
+        "--busy-poll": receiver.busy_poll is not None,
+        "--rx-wait spin": receiver.rx_wait == "spin",
+        "--sender": run.sender is not None,
+        "--packets": run.packets is not None,
+    }
+    for flag, given in packets_only.items():
+        if given:
+            raise Refused(f"{flag} is for packets, and {receiver.listen} is a stream: leave it out")
+
+
 def _check_listens(receivers: Iterable[ReceiverSpec]) -> None:
     listens = [str(receiver.listen) for receiver in receivers if receiver.listen.port]
     twice = next((url for url in listens if listens.count(url) > 1), None)
@@ -533,7 +562,7 @@ def _check_listens(receivers: Iterable[ReceiverSpec]) -> None:
 def largest_batch(run: RunSpec) -> int:
     """The most messages a receive may ask for: it reserves at most an eighth of the ring."""
     # Geometry.fitting has a frame for each STRIDE_BYTES, so descriptors never run out first.
-    return min(MAX_BATCH, _arena_bytes(run) // 8 // STRIDE_BYTES)
+    return min(MAX_BATCH, arena_bytes(run) // 8 // STRIDE_BYTES)
 
 
 def wants_gro(receiver: ReceiverSpec, run: RunSpec) -> bool:
@@ -544,10 +573,10 @@ def wants_gro(receiver: ReceiverSpec, run: RunSpec) -> bool:
 
 def _holds_gro(run: RunSpec) -> bool:
     """Does half the arena hold a maximal frame? A larger one could not be published."""
-    return _arena_bytes(run) // 2 >= _GRO_FRAME_BYTES
+    return arena_bytes(run) // 2 >= _GRO_FRAME_BYTES
 
 
-def _arena_bytes(run: RunSpec) -> int:
+def arena_bytes(run: RunSpec) -> int:
     from rings.layout import Geometry
 
     try:

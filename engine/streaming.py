@@ -11,6 +11,7 @@ import array
 import contextlib
 import fcntl
 import os
+import select
 import socket
 import struct
 import termios
@@ -19,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.net.address import Address
 from engine.net.receiver import SLICE
+from engine.net.sockets import ReceiveBuffer
 from engine.net.stream import (
     CONTROL,
     ENDED,
@@ -32,7 +35,8 @@ from engine.net.stream import (
     receive_streams,
     take_up_streams,
 )
-from engine.spec import ReceiverSpec
+from engine.net.stream_socket import listen_on, open_stream
+from engine.spec import ReceiverSpec, RunSpec, arena_bytes
 from engine.worker import Worker
 from rings.jit import compile_for
 from rings.libc import monotonic_ns
@@ -64,11 +68,13 @@ def compile_streams() -> None:
 
 @dataclass(slots=True)
 class Streaming:
-    """A stream receiver before it runs: its listening socket and connections."""
+    """A stream receiver before it runs: its listening socket and connections. It has Receiving's face."""
 
     spec: ReceiverSpec
     sock: socket.socket
     rx: StreamReceiver
+    buffer: ReceiveBuffer
+    gro: bool = False
     accepted: int = 0
     connections: dict[int, socket.socket] = field(default_factory=dict)  # by their row; the supervisor's
     mine: dict[int, socket.socket] = field(default_factory=dict)  # the same, in the receiver's process
@@ -77,8 +83,23 @@ class Streaming:
 
     # ── in the supervisor ────────────────────────────────────────────────────────────────────────────
 
-    def attend(self) -> None:
-        """Close what has ended; accept who waits, as long as the table has room; pass them on."""
+    @classmethod
+    def open(cls, spec: ReceiverSpec, run: RunSpec) -> Streaming:
+        """Its socket, set up and not bound."""
+        listen = spec.listen
+        sock = open_stream(listen.scheme, listen.host, rcvbuf=spec.rcvbuf, share=spec.receivers > 1)
+        buffer = ReceiveBuffer(spec.rcvbuf, sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+        return cls(spec, sock, StreamReceiver.prepare(batch=spec.batch, arena_bytes=arena_bytes(run)), buffer)
+
+    def bind(self, port: int) -> Address:
+        """The address as bound, to this port. From now on connections come."""
+        return listen_on(self.sock, self.spec.listen.scheme, self.spec.listen.host, port)
+
+    def attend(self, poll: select.poll) -> None:
+        """Close what has ended; accept who waits, as long as the table has room; pass them on.
+
+        poll: is to wake us when somebody else wants to connect, if there is room for him.
+        """
         for row, connection in list(self.connections.items()):
             if self.rx.connections[row]["state"] == ENDED:
                 connection.close()
@@ -91,6 +112,8 @@ class Streaming:
                 break
             self._keep(connection, address)
         self._pass_on()
+        if self.sock.fileno() >= 0:
+            poll.register(self.sock, select.POLLIN if (self.rx.connections["state"] == FREE).any() else 0)
 
     def _keep(self, connection: socket.socket, address: Any) -> None:
         connection.setblocking(False)
@@ -109,9 +132,28 @@ class Streaming:
                     socket.send_fds(self.control[0], [message], [self.connections[row].fileno()])
                 del self.waiting[0]
 
-    def cut(self) -> None:
+    def cut(self, poll: select.poll) -> None:
         """Nobody is accepted any more; of each stream what has come by now is still taken."""
+        with contextlib.suppress(KeyError):
+            poll.unregister(self.sock)
         self.sock.close()
+
+    def discard(self) -> tuple[int, int]:
+        """None: what is not taken stays with the sender, who sees that the stream was broken off."""
+        return 0, 0
+
+    def dropped(self) -> int:
+        return 0
+
+    def details(self) -> dict[str, Any]:
+        """connections: accepted so far, open now. lengths: how many receive calls brought how many bytes."""
+        return {
+            "connections": {
+                "accepted": self.accepted,
+                "open": int((self.rx.connections["state"] == OPEN).sum()),
+            },
+            "lengths": lengths_by_name(self.rx.state[0]["lengths"]),
+        }
 
     def forget(self, *, mine: bool) -> None:
         """In a forked child: only the receiver itself keeps connections."""
@@ -208,11 +250,6 @@ class Streaming:
         while stalled < _STALLED_SLICES and break_off_all(self.rx.state, writer.record):
             stalled += 1
         self._close_ended()
-
-    @property
-    def lengths(self) -> dict[str, int]:
-        """How many receive calls brought how many bytes."""
-        return lengths_by_name(self.rx.state[0]["lengths"])
 
 
 def _queued(connection: socket.socket) -> int:

@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from msgspec.structs import replace
-
 from engine.affinity import pinning, topology
 from engine.affinity.topology import format_cpu_list
 from engine.consumer import Consumer
@@ -32,23 +30,15 @@ from engine.handlers.api import load
 from engine.known_sender import KnownSender
 from engine.net.address import format_address
 from engine.net.counters import Layers, devices_of
-from engine.net.receiver import Receiver
-from engine.net.sockets import (
-    DropCount,
-    ask_for_gro,
-    bind_udp,
-    cut_off,
-    discard,
-    joined,
-    open_udp,
-    probe_udp,
-)
+from engine.net.sockets import joined, probe_udp
+from engine.net.stream_socket import probe_stream
 from engine.receiving import Receiving, compile_all
 from engine.report import Report, plain_data
 from engine.signals import END_SIGNALS
 from engine.snapshot import ConsumerPart, ReceiverPart, snapshot
-from engine.spec import RunSpec, wants_gro
+from engine.spec import ReceiverSpec, RunSpec
 from engine.status import STOP, Status
+from engine.streaming import Streaming, compile_streams
 from engine.worker import Worker, fork
 from rings.jit import cache_folder, compiled_before
 from rings.layout import MAX_READERS, Geometry
@@ -143,7 +133,8 @@ class Supervisor:
         for part in self.spec.receivers:
             if part.member:
                 continue  # it shares the port of another
-            probe_udp(part.listen)
+            where = part.listen
+            probe_udp(where) if where.scheme == "udp" else probe_stream(where.scheme, where.host, where.port)
         if self.sender is not None:
             self.sender.look()
             if self.sender.problem:
@@ -157,7 +148,10 @@ class Supervisor:
                 "compiling for the first time: this takes up to a minute, the next start does not"
             )
         handlers = [load(c.handler) for c in self.spec.consumers]
-        compile_all()
+        if any(receiver.listen.scheme == "udp" for receiver in self.spec.receivers):
+            compile_all()
+        if any(receiver.listen.scheme != "udp" for receiver in self.spec.receivers):
+            compile_streams()
         Reader.compile()
         for spec, handler in zip(self.spec.consumers, handlers, strict=True):
             if spec.group and not handler.merges:
@@ -177,27 +171,9 @@ class Supervisor:
             state_bytes=[0 for _ in names] + [c.consumer.state_bytes for c in self.consumers] + [0],
         )
         for i, spec in enumerate(self.spec.receivers):
-            sock, buffer = open_udp(
-                spec.listen,
-                timestamps=self.spec.timestamps,
-                rcvbuf=spec.rcvbuf,
-                share=spec.receivers > 1,
-                busy_poll=spec.busy_poll,
-            )
-            if buffer.short and not spec.member:
-                self.report.note(f"{names[i]}: {buffer.advice}")
-            gro = wants_gro(spec, self.spec) and ask_for_gro(sock)
-            if spec.gro == "on" and not gro:
-                raise Refused("--gro on: this kernel has no UDP GRO (Linux 5.0 does): give auto or off")
-            rx = Receiver.prepare(
-                sock.fileno(),
-                batch=spec.batch,
-                one_by_one=spec.receive == "recvmsg",
-                timestamps=self.spec.timestamps,
-                gro=gro,
-                sources=self.spec.sources,
-                packets=self.spec.packets if len(self.spec.receivers) == 1 else None,
-            )
+            receiving = self._open(spec)
+            if receiving.buffer.short and not spec.member:
+                self.report.note(f"{names[i]}: {receiving.buffer.advice}")
             slots = min(len(self.consumers) + _VISITORS, MAX_READERS)
             ring = create(
                 self.spec.name,
@@ -207,9 +183,10 @@ class Supervisor:
                 sources=self.spec.sources,
             )
             self._note_size(ring.geometry)
-            self.receivers.append(
-                ReceiverPart(names[i], Receiving(spec, sock, rx), ring, buffer, DropCount(sock), gro)
-            )
+            self.receivers.append(ReceiverPart(names[i], receiving, ring))
+
+    def _open(self, spec: ReceiverSpec) -> Receiving | Streaming:
+        return (Receiving if spec.listen.scheme == "udp" else Streaming).open(spec, self.spec)
 
     def _note_size(self, geometry: Geometry) -> None:
         asked, taken = self.spec.ring.size, geometry.data_bytes
@@ -246,10 +223,10 @@ class Supervisor:
             spec = part.receiving.spec
             if spec.member == 0:
                 port = spec.listen.port
-            bound = bind_udp(part.receiving.sock, replace(spec.listen, port=port), spec.connect)
+            bound = part.receiving.bind(port)
             port = bound[1]  # the others share it
             part.listen = f"{spec.listen.scheme}://{format_address(bound)}"
-            if note := joined(spec.listen):
+            if spec.listen.scheme == "udp" and (note := joined(spec.listen)):
                 self.report.note(note)
 
     def _devices(self) -> frozenset[str]:
@@ -274,7 +251,7 @@ class Supervisor:
                 continue
             self._look(min(end, next_report) - now)
             for part in self.receivers:
-                part.dropped.read()  # however rare reports are: the kernel's count wraps
+                part.receiving.dropped()  # however rare reports are: the kernel's count wraps
 
     def _stop(self) -> None:
         """Cut off, drain, close, leave, report: in this order, and bounded."""
@@ -283,15 +260,15 @@ class Supervisor:
         # Before the cut: what its filter drops is a UDP error of the namespace, too.
         self._layers.update()
         for part in self.receivers:
-            part.dropped_at_cut = part.dropped.read()
-            cut_off(part.receiving.sock)
+            part.dropped_at_cut = part.receiving.dropped()
+            part.receiving.cut(self._poll)
         self._ended = time.monotonic()
         self.status.stop = STOP
         self._await_end(self.processes[: len(self.receivers)])
         for part, process in zip(self.receivers, self.processes, strict=False):
             if part.ring.state != "closed":
                 part.receiving.finish(part.ring, process.worker.stop_address)
-            left = discard(part.receiving.sock)
+            left = part.receiving.discard()
             if finished:
                 part.discarded_after_stop = left
             else:
@@ -333,8 +310,7 @@ class Supervisor:
         """
         for part, process in zip(self.receivers, self.processes, strict=False):
             part.ring.forget()
-            if process is not me:
-                part.receiving.sock.close()
+            part.receiving.forget(mine=process is me)
         for process in self.processes:
             for descriptor in (process.pidfd, process.ready_fd):
                 if descriptor >= 0:
@@ -378,6 +354,8 @@ class Supervisor:
         if self._wakeup in events:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wakeup, 64)
+        for part in self.receivers:
+            part.receiving.attend(self._poll)
         for process in self.processes:  # each once: a new one may get the descriptors of the old
             if process.ready_fd in events and os.read(process.ready_fd, 1):
                 self._close_ready(process)
@@ -571,8 +549,8 @@ class Supervisor:
                     "port": int(part.listen.rsplit(":", 1)[1]),
                     "pid": self.processes[i].pid,
                     "cpus": self.status.read(i)[0].get("cpus"),
-                    "rcvbuf": {"asked": part.buffer.asked, "granted": part.buffer.granted},
-                    "gro": part.gro,
+                    "rcvbuf": part.receiving.buffer.as_object(),
+                    "gro": part.receiving.gro,
                 }
                 for i, part in enumerate(self.receivers)
             ],
@@ -601,7 +579,7 @@ class Supervisor:
                 os.kill(process.pid, signal.SIGKILL)
                 self._reap(process)
         for part in self.receivers:
-            part.receiving.sock.close()
+            part.receiving.close()
             part.ring.close()
         if self.status is not None:
             self.status.close()

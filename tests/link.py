@@ -19,6 +19,7 @@ from engine.net.libc import SOL_UDP, UDP_SEGMENT, shared_zeros
 from engine.net.receiver import SLICE, Receiver, receive, take_up
 from engine.net.sockets import DropCount, ask_for_gro, bind_udp, discard, open_udp
 from engine.receiving import compile_all
+from engine.spec import Listen
 from rings.layout import MAX_FRAME_BYTES
 from rings.libc import monotonic_ns
 from rings.ring import create
@@ -60,10 +61,11 @@ class Link:
     ) -> None:
         compile_all()  # deadlines are for receiving
         self.ring = create(name, size_bytes=size_bytes, sources=sources)
-        self.sock, _ = open_udp(timestamps=timestamps, rcvbuf=rcvbuf)
+        listen = Listen("udp", "127.0.0.1", 0)
+        self.sock, _ = open_udp(listen, timestamps=timestamps, rcvbuf=rcvbuf)
         if gro:
             assert ask_for_gro(self.sock)
-        self.address = bind_udp(self.sock, "127.0.0.1", 0)
+        self.address = bind_udp(self.sock, listen)
         self.rx = Receiver.prepare(
             self.sock.fileno(),
             batch=batch,

@@ -153,6 +153,9 @@ def rxring(context: click.Context) -> int:
     "--gro", "auto|on|off", spec.RECEIVER["gro"], "Let a receive bring many packets of a flow at once (auto)."
 )
 @flag("--connect", "HOST:PORT", spec.RECEIVER["connect"], "Take packets from there only.")
+@flag(
+    "--rx-wait", "block|spin", spec.RECEIVER["rx-wait"], "For packets: sleep, or take the whole CPU (block)."
+)
 @flag("--busy-poll", "US", spec.RECEIVER["busy-poll"], "Each receive asks the device, for so long (no).")
 @flag("--ring", "SIZE", spec.RING["size"], "Of the ring, in /dev/shm (40MiB).")
 @flag("--timestamps", "on|off", spec.RUN["timestamps"], "Ask the kernel when each packet came (on).")
@@ -220,15 +223,22 @@ def _speaker(json: bool | None, line: Callable[[dict[str, Any]], str]) -> Callab
 
 
 @rxring.command()
-@flag("--to", "HOST:PORT", str, "Where to; a multicast group takes ?interface=DEV&ttl=N.", required=True)
+@flag(
+    "--to",
+    "HOST:PORT",
+    str,
+    "Where to; a multicast group takes ?interface=DEV&ttl=N. tcp://HOST:PORT, smc://HOST:PORT: a stream.",
+    required=True,
+)
 @flag("--name", "NAME", spec.RUN["name"], "For `rxring run --sender NAME`, which then knows what was sent.")
-@flag("--size", "SIZE", _packet_size, "Of each packet's payload (256).")
+@flag("--size", "SIZE", _packet_size, "Of each packet's payload (256), or of a message (128KiB).")
 @flag("--rate", "PPS|max", _number_or("max"), "Packets per second; max: as fast as it goes (max).")
 @flag("--batch", "N", _ANY_COUNT, "Packets or GSO messages a call, at most 1024 (64).")
 @flag("--gso", "N|off", _number_or("off"), "Let the kernel cut each message into N packets (off).")
-@flag("--flows", "N", _ANY_COUNT, "Source ports, each with its own sequence numbers (1).")
+@flag("--flows", "N", _ANY_COUNT, "Source ports, each with its own sequence numbers; connections (1).")
 @flag("--packets", "N", _ANY_COUNT, "End after so many packets.")
 @flag("--duration", "S", spec.seconds, "End after so many seconds (until a signal).")
+@flag("--sndbuf", "SIZE", spec.size, "Of a stream's socket (as the kernel likes).")
 @flag("--cpu", "LIST", str, "Pin the sender: 0, or 0-3,8 (not pinned).")
 @flag("--stamp", "none|rxring|seed", spec.RUN["stamp"], "What packets carry at their start (rxring).")
 @flag(
@@ -241,10 +251,19 @@ def _speaker(json: bool | None, line: Callable[[dict[str, Any]], str]) -> Callab
 @mark("--mlock", "Keep the sender's memory in RAM.")
 @mark("--json", "One JSON object a line on stdout.")
 def send(json: bool | None, **flags: Any) -> int:
-    """Send stamped UDP packets, at a rate or flat out."""
+    """Send stamped UDP packets, or messages through a stream, at a rate or flat out."""
+    given = {key: value for key, value in flags.items() if value is not None}
+    if given["to"].startswith(("tcp://", "smc://")):
+        from engine.net import stream_sender
+
+        stream_sender.refuse_what_streams_lack(given)
+        stream_sender.run(stream_sender.StreamPlan(**given), _speaker(json, stream_sender.line))
+        return 0
     from engine.net import sender
 
-    plan = sender.SendPlan(**{key: value for key, value in flags.items() if value is not None})
+    if "sndbuf" in given:
+        raise Refused("--sndbuf is for tcp:// and smc://: leave it out")
+    plan = sender.SendPlan(**given)
     plan.check()
     if plan.note:
         streams.complain(plan.note)
@@ -252,8 +271,15 @@ def send(json: bool | None, **flags: Any) -> int:
     return 0
 
 
+def _packets_url(raw: object) -> str:
+    where = spec.listen(raw)
+    if where.scheme != "udp":
+        raise ValueError(f"{str(raw)!r} is a stream: give udp://ADDR:PORT")
+    return str(where)
+
+
 @rxring.command()
-@flag("--listen", "URL", lambda raw: str(spec.listen(raw)), "Where: udp://ADDR:PORT.", required=True)
+@flag("--listen", "URL", _packets_url, "Where: udp://ADDR:PORT.", required=True)
 @flag("--to", "HOST:PORT", str, "Where to (back to whom each packet came from).")
 @flag("--batch", "N", _ANY_COUNT, "Packets a call, at most 1024 (64).")
 @flag("--rcvbuf", "SIZE", spec.size, "Of the socket (the system's default).")

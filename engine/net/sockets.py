@@ -33,7 +33,6 @@ IP_MULTICAST_ALL, IPV6_MULTICAST_ALL = 49, 29
 MCAST_JOIN_GROUP, MCAST_JOIN_SOURCE_GROUP = 42, 46
 _MOST_BUFFER_BYTES = (1 << 31) - 2  # twice the largest that setsockopt takes
 _ADVICE = "give an IPv4 address of this machine, or [IPv6]"
-_FORMER = Listen("udp", "127.0.0.1", 0)  # of callers that give host and port to `bind_udp` only
 _MEMINFO_DROPS = 8  # index of the drop count among SO_MEMINFO's nine u32
 
 
@@ -52,6 +51,9 @@ class ReceiveBuffer:
     def short(self) -> bool:
         return self.asked is not None and self.granted < self.asked // 2 * 2
 
+    def as_object(self) -> dict[str, int | None]:
+        return {"asked": self.asked, "granted": self.granted}
+
     @property
     def advice(self) -> str:
         """What to do when it is short."""
@@ -63,7 +65,7 @@ class ReceiveBuffer:
 
 
 def open_udp(
-    listen: Listen = _FORMER,
+    listen: Listen,
     *,
     timestamps: bool,
     rcvbuf: int | None,
@@ -151,15 +153,12 @@ def _ask_for_buffer(sock: socket.socket, size: int) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size // 2)
 
 
-def bind_udp(sock: socket.socket, listen: Listen | str, connect: str | int | None = None) -> Address:
+def bind_udp(sock: socket.socket, listen: Listen, connect: str | None = None) -> Address:
     """Bind, join the group if it is one, connect to HOST:PORT; the address as bound.
 
     connect: packets come from there only, and news that nobody is there (ICMP) are errors of a receive.
     Refused with the reason; where another process has the port, with its pid if that can be seen.
     """
-    if isinstance(listen, str):  # host and port, as bench and tests still give them
-        listen, connect = Listen("udp", listen, int(connect or 0)), None
-    assert not isinstance(connect, int)
     where = _resolve(listen)
     group = address.is_multicast(where[0])
     device = _device(listen, where) if group else listen.interface

@@ -14,7 +14,7 @@ from link import Link
 from runs import ended
 from stepping import POLL, steps, traced
 
-from engine.net.sockets import SO_MEMINFO, cut_off
+from engine.net.sockets import SO_MEMINFO, ReceiveBuffer, cut_off
 from engine.receiving import Receiving
 from engine.spec import Listen, ReceiverSpec
 from engine.status import STOP, Status
@@ -33,7 +33,7 @@ class Life:
         self.link = Link(name, size_bytes=256 << 10, batch=8)
         self.link.writer.abandon()
         spec = ReceiverSpec(listen=Listen("udp", *self.link.address, {}))
-        self.receiving = Receiving(spec, self.link.sock, self.link.rx)
+        self.receiving = Receiving(spec, self.link.sock, self.link.rx, ReceiveBuffer(None, 0), gro=False)
         self.status = Status.create(name, kind="engine", workers=["rx0"])
         self.pids: list[int] = []
 

@@ -31,7 +31,7 @@ def sent_by(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     return summary
 
 
-@pytest.mark.parametrize("steer", ["flow"])
+@pytest.mark.parametrize("steer", ["flow", "cpu"])
 def test_a_port_shared_by_several(name: str, steer: str) -> None:
     flags = ("--receivers", "2", "--steer", steer, "--sender", f"{name}.s", *FLAGS)
     with Run(name, *flags, command=True) as run:

@@ -52,16 +52,15 @@ def test_no_interval_and_no_end_is_wrong_for_it(rises: list[int], gro: bool) -> 
     sock = FarSocket()
     *during, after = rises
     with create(f"wraps{id(sock)}", frames=16, arena_bytes=4096) as ring:
-        part = ReceiverPart(
-            "rx0", cast(Receiving, None), ring, ReceiveBuffer(None, 212992), drop_count(sock), gro
-        )
+        receiving = Receiving(cast(Any, None), cast(Any, sock), cast(Any, None), ReceiveBuffer(None, 0), gro)
+        part = ReceiverPart("rx0", receiving, ring)
         for rise in during:
             sock.drops += rise
             view = part.counts({})
             assert view["socket_dropped_frames"] == sock.drops
             assert view["socket_dropped"] == (None if gro and sock.drops else sock.drops)
             assert view["after_stop_frames"] == 0
-        part.dropped_at_cut = part.dropped.read()
+        part.dropped_at_cut = receiving.dropped()
         sock.drops += after
         view = part.counts({})
         assert (view["socket_dropped_frames"], view["after_stop_frames"]) == (sum(during), after)

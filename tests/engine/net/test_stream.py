@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import select
 import socket
 import time
 from collections import defaultdict
@@ -15,6 +16,7 @@ import pytest
 from forked import Child, await_
 
 from engine.net.receiver import SLICE, STOPPED
+from engine.net.sockets import ReceiveBuffer
 from engine.net.stream import (
     CONTROL,
     ENDED,
@@ -52,21 +54,25 @@ class Streams:
         self.address = listen_on(sock, "tcp", host, 0)
         spec = ReceiverSpec(listen=Listen("tcp", host, 0, {}))
         rx = StreamReceiver.prepare(batch=batch, arena_bytes=self.ring.geometry.arena_bytes)
-        self.streaming = Streaming(spec, sock, rx)
+        self.streaming = Streaming(spec, sock, rx, ReceiveBuffer(None, 0))
         self.writer = self.ring.writer()
         self.streaming._take_over()
         take_up_streams(rx.state, self.writer.record)
         self.reader: Reader = self.ring.reader("r")
         self.stop = np.zeros(1, np.int64)
+        self.poll = select.poll()
         self.bytes: dict[int, bytearray] = defaultdict(bytearray)  # by flow
         self.ends: dict[int, int] = {}  # the flags of each flow's last frame
         self.ports: dict[int, int] = {}
+
+    def attend(self) -> None:
+        self.streaming.attend(self.poll)
 
     def connect(self) -> socket.socket:
         client = socket.create_connection(self.address)
         accepted = self.streaming.accepted
         while self.streaming.accepted == accepted:
-            self.streaming.attend()
+            self.attend()
         self.streaming._add()
         return client
 
@@ -99,7 +105,7 @@ class Streams:
             if self.take() == CONTROL:
                 self.streaming._add()
             self.read()
-            self.streaming.attend()
+            self.attend()
 
     def check_counts(self) -> None:
         c = self.ring.counters
@@ -136,7 +142,7 @@ def test_a_stream_from_its_first_byte_to_its_end(streams: Streams) -> None:
     assert streams.ends == {1: END}
     assert streams.ports == {1: port}
     streams.check_counts()
-    streams.streaming.attend()
+    streams.attend()
     assert not streams.streaming.connections
     assert not (streams.streaming.rx.connections["state"] == ENDED).any()
 
@@ -233,7 +239,7 @@ def test_who_waits_is_served_when_another_has_left(streams: Streams) -> None:
     first = streams.connect()
     second = socket.create_connection(streams.address)
     second.sendall(b"second")
-    streams.streaming.attend()
+    streams.attend()
     assert streams.streaming.accepted == 1
     first.close()
     streams.take_until(lambda: streams.ends)
@@ -249,14 +255,14 @@ def test_how_much_each_call_brought_is_counted(streams: Streams) -> None:
     streams.take_until(lambda: len(streams.bytes[1]) == 100)
     client.close()
     streams.take_until(lambda: streams.ends)
-    assert streams.streaming.lengths == {"16384": 1}
+    assert streams.streaming.details()["lengths"] == {"16384": 1}
 
 
 def test_ipv6(name: str) -> None:
     with Streams(name, host="::1") as streams, socket.create_connection(streams.address) as client:
         before = streams.streaming.accepted
         while streams.streaming.accepted == before:
-            streams.streaming.attend()
+            streams.attend()
         streams.streaming._add()
         client.sendall(b"six")
         streams.take_until(lambda: streams.bytes[1] == b"six")
