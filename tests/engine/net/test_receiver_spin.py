@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from forked import Child
 from link import Link
+from runs import Run
 
 from engine.ledger import ERROR_NAMES
 from engine.net.receiver import SLICE, STOPPED, Receiver
@@ -90,3 +91,10 @@ def test_news_that_nobody_is_there_are_counted_and_survived(link: Link, spin: bo
     assert link.take(0.05, drain=False) == SLICE
     assert link.read() == [b"back again"]
     link.check_balance()
+
+
+def test_a_run_that_spins(name: str) -> None:
+    """Without a packet it uses its core, which a receiver that sleeps does not."""
+    with Run(name, "--rx-wait", "spin", "--every", "0.05") as run:
+        run.await_interval(lambda view: view["receivers"][0]["cpu_ns"] > 300_000_000)
+        assert run.end()["ledger"]["received"] == 0
