@@ -198,6 +198,7 @@ def snapshot(
     sender: KnownSender | None,
     layers: Layers,
     previous: dict[str, Any] | None,
+    clock_steps: int,
 ) -> dict[str, Any]:
     """An `interval` or `summary`. Counts are since the start; rates since `previous`, if given."""
     elapsed = seconds - (previous["seconds"] if previous else 0.0)
@@ -235,6 +236,7 @@ def snapshot(
         "rings": [part.ring_object() for part in receivers],
         "consumers": consumer_views,
         "groups": list(_groups(consumers, consumer_views, status)),
+        "clock_steps": clock_steps,
         "sender": {"name": sender.name, "state": sender.state} if sender else None,
         "layers": layers.as_object(),
         "ledger": ledger,

@@ -29,6 +29,7 @@ from engine.figures import format_size
 from engine.handlers.api import load
 from engine.known_sender import KnownSender
 from engine.net.address import format_address
+from engine.net.clock import clock_offset_ns, clock_step_ns
 from engine.net.counters import Layers, devices_of
 from engine.net.sockets import joined, probe_udp
 from engine.net.stream_socket import probe_stream
@@ -213,6 +214,7 @@ class Supervisor:
         self._bind()
         self._layers.devices = self._devices()
         self._began = time.monotonic()
+        self._clock_offset_ns, self._clock_steps = int(clock_offset_ns()), 0
         view = self._ready_object()
         self._tell("ready", view)
         self.report.ready(view)
@@ -250,6 +252,7 @@ class Supervisor:
                 next_report += self.spec.every * max(1, int((now - next_report) / self.spec.every))
                 continue
             self._look(min(end, next_report) - now)
+            self._look_at_clock()
             for part in self.receivers:
                 part.receiving.dropped()  # however rare reports are: the kernel's count wraps
 
@@ -497,6 +500,7 @@ class Supervisor:
             sender=self.sender,
             layers=self._layers,
             previous=None if summary else self._previous,
+            clock_steps=self._clock_steps,
         )
         for consumer, found in zip(self.consumers, view["consumers"], strict=True):
             if found["policy"] != consumer.consumer.spec.policy:
@@ -515,6 +519,15 @@ class Supervisor:
         self._previous = self._snapshot("interval")
         self._tell("ready", self._previous)
         self.report.interval(self._previous)
+
+    def _look_at_clock(self) -> None:
+        step_ns = int(clock_step_ns(self._clock_offset_ns))
+        if step_ns:
+            self._clock_offset_ns += step_ns
+            self._clock_steps += 1
+            self.report.note(
+                f"the clock was set by {step_ns / 1e9:+.6f} s: times before and after it do not compare"
+            )
 
     def _note_strayed(self) -> None:
         """Who pinned us is not the only one who may set an affinity."""

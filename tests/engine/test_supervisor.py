@@ -94,7 +94,8 @@ def has_fields(found: dict[str, Any], fields: dict[str, Any], more: set[str]) ->
 
 def has_contract_fields(view: dict[str, Any]) -> None:
     assert set(view) == {
-        *("type", "seconds", "receivers", "rings", "consumers", "groups", "sender", "layers", "ledger")
+        *("type", "seconds", "receivers", "rings", "consumers", "groups", "sender", "layers", "ledger"),
+        "clock_steps",
     }
     for receiver in view["receivers"]:
         has_fields(receiver, RECEIVER, MORE_OF_RECEIVER)
@@ -659,6 +660,16 @@ def test_members_share_the_work_and_their_states_add_up(name: str) -> None:
     # What one had handled before it was killed is in its account, and no more in its handler's state.
     assert 0 < sum(rate["result"]["sizes"].values()) <= 1000
     assert latency["result"]["ring"]["count"] == latency["result_at"] == latency["delivered"]
+
+
+def test_a_clock_that_is_set_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the look at the clock: setting the real one would disturb the whole machine."""
+    steps = iter([0, -2_500_000_000])
+    monkeypatch.setattr("engine.supervisor.clock_step_ns", lambda offset_ns: next(steps, 0))
+    with Run(name, "--consumer", "latency", "--every", "0.05") as run:
+        run.await_interval(lambda view: view["clock_steps"] == 1)
+        assert run.end()["clock_steps"] == 1
+        assert run.errors == ("the clock was set by -2.500000 s: times before and after it do not compare\n")
 
 
 @pytest.mark.parametrize("gro", ["on", "off"])
