@@ -263,7 +263,8 @@ def check_ledger(view: Object) -> None:
     assert ledger["refused"] == sum(sum(r["refused"].values()) for r in receivers)
     if ledger["exact"]:
         assert ledger["sent"] == (
-            ledger["socket_dropped"]
+            ledger["nic_dropped"]
+            + ledger["socket_dropped"]
             + ledger["softnet_dropped"]
             + ledger["other_errors"]
             - ledger["of_others"]
