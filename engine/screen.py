@@ -116,7 +116,7 @@ def printable(text: str) -> str:
 
 def waiting(ready: Object) -> RenderableType:
     """Before the first interval."""
-    where = ", ".join(str(receiver["listen"]) for receiver in ready["receivers"])
+    where = ", ".join(_listens(ready))
     return Group(Title(ready["name"], (), "ready"), Text(f"receiving on {printable(where)}", "dim"))
 
 
@@ -165,6 +165,11 @@ def summary(name: str, view: Object) -> RenderableType:
     )
 
 
+def _listens(view: Object) -> list[str]:
+    """Where packets are taken; receivers that share a port are one."""
+    return list(dict.fromkeys(str(receiver["listen"]) for receiver in view["receivers"]))
+
+
 @dataclass(frozen=True, slots=True)
 class Title:
     """The run's name and where it listens; `right` at the other end of the line."""
@@ -193,7 +198,7 @@ def shortened(listen: Sequence[str], room: int) -> str:
 
 
 def _head(name: str, view: Object, right: str) -> Iterator[RenderableType]:
-    yield Title(name, [receiver["listen"] for receiver in view["receivers"]], right)
+    yield Title(name, _listens(view), right)
     yield loss(view)
 
 
@@ -657,6 +662,8 @@ def _verdict(view: Object) -> tuple[str, str]:
     under_way = view["type"] == "interval"
     if book["balanced"] is not None:
         return f"  {'not yet' if under_way else 'not'} balanced{frames}", _GRAVE
+    if not any(receiver["listen"].startswith("udp:") for receiver in view["receivers"]):
+        return "  of a stream nobody tells how many frames it will be", "dim"
     if sender is None:
         return "  sent is not known: name its sender with --sender", "dim"
     name = printable(sender["name"])

@@ -377,3 +377,14 @@ def test_no_escape_sequence_of_a_handler_reaches_the_terminal() -> None:
     text = drawn(screen.Display("rx\x1b[2J", views.troubled("interval")), 120)
     assert "ÄBC?[2J" in text
     assert "\x1b" not in text
+
+
+def test_a_shared_port_is_named_once() -> None:
+    view = views.calm() | {"receivers": [views.receiver(), views.receiver(name="rx1")]}
+    assert drawn(draw("rx5000", view), 100).splitlines()[0].count("udp://127.0.0.1:5000") == 1
+
+
+def test_a_stream_has_no_count_to_be_balanced_against() -> None:
+    view = views.calm() | {"receivers": [views.receiver(listen="tcp://127.0.0.1:5000")], "sender": None}
+    text = drawn(screen.ledger(view | {"ledger": view["ledger"] | UNKNOWN}), 100)
+    assert "of a stream nobody tells how many frames it will be" in text
