@@ -381,7 +381,7 @@ def test_no_escape_sequence_of_a_handler_reaches_the_terminal() -> None:
 
 def test_a_shared_port_is_named_once() -> None:
     view = views.calm() | {"receivers": [views.receiver(), views.receiver(name="rx1")]}
-    assert drawn(draw("rx5000", view), 100).splitlines()[0].count("udp://127.0.0.1:5000") == 1
+    assert drawn(screen.Display("rx5000", view), 100, 40).splitlines()[0].count("udp://127.0.0.1:5000") == 1
 
 
 def test_a_stream_has_no_count_to_be_balanced_against() -> None:
