@@ -6,6 +6,9 @@
 `sent` is the scheduled time of the rxring stamp, so that a late sender shows; or the time of the seed
 stamp. A packet whose stamp has no time counts in the other two stages only.
 
+All packets of a GRO frame share the reading of the clock when it was taken: they differ in `sent` only, so
+that `socket` and `ring` are counted once for all of them.
+
 A difference below 0 is counted in `negative` and nowhere else. What the descriptor does not know is not
 made up:
     NO_KERNEL_TIME   no `network`, no `socket`
@@ -19,26 +22,29 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import carray
 
 from engine.handlers import histogram, moments
 from engine.handlers.api import (
     ON_BATCH,
+    READ_EVERY,
     Handler,
     Options,
-    packet_loop,
-    payload_as,
+    packets_in,
     record_at,
     takes_no_argument,
 )
 from engine.net.stamp import KINDS, MAGIC, RXRING, SEED, SEED_BYTES, STAMP
+from rings.atomics import pointer
 from rings.jit import callback, jit
-from rings.layout import FrameFlag
+from rings.layout import ALIGN, DESCRIPTOR, FrameFlag
 from rings.libc import realtime_ns
 
 STAGES = ("network", "socket", "ring", "total")
 PERCENTILES = {"p50_ns": 500, "p90_ns": 900, "p99_ns": 990, "p999_ns": 999}
 
-# Differences wait in rows, one for each stage, until there are enough for a tight loop over each.
+# Differences wait in rows, one for each stage, until there are enough for a tight loop over each. Those of
+# a GRO frame wait for nobody: it brings enough.
 _ROW = 64
 _ABSENT = -(1 << 63)  # in a row: not known of this packet
 _SMALL = 1 << 32  # what moments.add_row takes
@@ -47,7 +53,6 @@ _FOREVER_NS = 1 << 62  # no time: 146 years after the epoch. Differences of time
 _NO_KERNEL_TIME = int(FrameFlag.NO_KERNEL_TIME)
 _SATURATED = int(FrameFlag.SATURATED)
 _NEGATIVE = int(FrameFlag.NEGATIVE)
-_UNKNOWN = _NO_KERNEL_TIME | _SATURATED | _NEGATIVE
 _SCHEDULED_END = STAMP.fields["sent_ns"][1]  # type: ignore[index]
 
 _SEED_STAMP = np.dtype([("sent_us", "=u8")])
@@ -60,6 +65,7 @@ LATENCY = np.dtype(
         ("saturated", "i8"),
         ("waiting", "i8"),  # entries of each row in use; 0 between batches
         ("rows", "i8", (len(STAGES), _ROW)),
+        ("gro_rows", "i8", (2, _ROW)),  # of `network` and `total`
         *((stage, STAGE) for stage in STAGES),
     ],
     align=True,
@@ -67,15 +73,15 @@ LATENCY = np.dtype(
 
 
 @jit
-def _sent_ns(kind, payload):  # type: ignore[no-untyped-def]
-    """When the packet was sent by its own account; _ABSENT if it does not say."""
+def _sent_ns(kind, address, size):  # type: ignore[no-untyped-def]
+    """When the packet there was sent by its own account; _ABSENT if it does not say."""
     sent_ns = np.int64(_ABSENT)
-    if kind == RXRING and payload.size >= _SCHEDULED_END:
-        stamp = payload_as(payload, STAMP)
+    if kind == RXRING and size >= _SCHEDULED_END:
+        stamp = record_at(address, STAMP)
         if stamp.magic == MAGIC:
             sent_ns = stamp.scheduled_ns
-    elif kind == SEED and payload.size >= SEED_BYTES:
-        sent_us = np.int64(payload_as(payload, _SEED_STAMP).sent_us)
+    elif kind == SEED and size >= SEED_BYTES:
+        sent_us = np.int64(record_at(address, _SEED_STAMP).sent_us)
         if 0 <= sent_us < _FOREVER_NS // 1000:
             sent_ns = sent_us * 1000
     return sent_ns if 0 <= sent_ns < _FOREVER_NS else np.int64(_ABSENT)
@@ -107,78 +113,117 @@ def _settle(stage, row, count):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _settle_all(s):  # type: ignore[no-untyped-def]
-    """Take all rows into their stages.
+def _settle_two(one, its_row, other, others_row, count):  # type: ignore[no-untyped-def]
+    """_settle for two stages.
 
     Packets of a batch fall into the same bucket again and again, and each increment waits for the one
-    before it. So the usual case counts four stages in one loop: the waiting overlaps.
+    before it. So the usual case counts both stages in one loop: the waiting overlaps.
     """
-    count = s.waiting
-    network, socket, ring, total = s.rows[0], s.rows[1], s.rows[2], s.rows[3]
-    if (
-        _is_small(network, count)
-        and _is_small(socket, count)
-        and _is_small(ring, count)
-        and _is_small(total, count)
-    ):
+    if _is_small(its_row, count) and _is_small(others_row, count):
         for i in range(count):
-            s.network.buckets[histogram.bucket(network[i])] += 1
-            s.socket.buckets[histogram.bucket(socket[i])] += 1
-            s.ring.buckets[histogram.bucket(ring[i])] += 1
-            s.total.buckets[histogram.bucket(total[i])] += 1
-        moments.add_row(s.network.moments, network, count)
-        moments.add_row(s.socket.moments, socket, count)
-        moments.add_row(s.ring.moments, ring, count)
-        moments.add_row(s.total.moments, total, count)
+            one.buckets[histogram.bucket(its_row[i])] += 1
+            other.buckets[histogram.bucket(others_row[i])] += 1
+        moments.add_row(one.moments, its_row, count)
+        moments.add_row(other.moments, others_row, count)
     else:
-        _settle(s.network, network, count)
-        _settle(s.socket, socket, count)
-        _settle(s.ring, ring, count)
-        _settle(s.total, total, count)
+        _settle(one, its_row, count)
+        _settle(other, others_row, count)
+
+
+@jit
+def _settle_rows(s):  # type: ignore[no-untyped-def]
+    """Take the rows of frames of one packet into their stages."""
+    _settle_two(s.network, s.rows[0], s.total, s.rows[3], s.waiting)
+    _settle_two(s.socket, s.rows[1], s.ring, s.rows[2], s.waiting)
     s.waiting = 0
 
 
 @jit
-def _withdraw_unknown(s, i, meta):  # type: ignore[no-untyped-def]
-    """Of packet i of the rows, take back what its flags say is not known."""
-    if meta.flags & _NEGATIVE:
-        s.rows[1, i] = -1
-        s.rows[2, i] = _ABSENT
-    if meta.flags & _SATURATED:
-        s.saturated += 1
-        s.rows[2, i] = _ABSENT
-    if meta.flags & _NO_KERNEL_TIME:
-        s.rows[0, i] = _ABSENT
-        s.rows[1, i] = _ABSENT
+def _settle_repeated(stage, difference_ns, packets):  # type: ignore[no-untyped-def]
+    """Take one difference into a stage for so many packets."""
+    if difference_ns >= 0:
+        moments.add_repeated(stage.moments, difference_ns, packets)
+        stage.buckets[histogram.bucket(difference_ns)] += packets
+    elif difference_ns != _ABSENT:
+        stage.negative += packets
 
 
-def _on_packet(s, payload, meta):  # type: ignore[no-untyped-def]
+@jit
+def _shared(frame, read_ns):  # type: ignore[no-untyped-def]
+    """What all packets of a frame share, as far as its flags say that it is known: (kernel, socket, ring)."""
+    flags = np.int64(frame.flags)
+    kernel_ns = np.int64(frame.time_ns)
+    socket_ns = np.int64(frame.socket_ns)
+    ring_ns = read_ns - (kernel_ns + socket_ns)
+    if flags & _NEGATIVE:
+        socket_ns = np.int64(-1)
+    if flags & (_NEGATIVE | _SATURATED):
+        ring_ns = np.int64(_ABSENT)
+    if flags & _NO_KERNEL_TIME:
+        kernel_ns = np.int64(_ABSENT)
+        socket_ns = np.int64(_ABSENT)
+    return kernel_ns, socket_ns, ring_ns
+
+
+@jit
+def _since(sent_ns, then_ns):  # type: ignore[no-untyped-def]
+    """From sent to then, where both are known."""
+    return then_ns - sent_ns if sent_ns != _ABSENT and then_ns != _ABSENT else np.int64(_ABSENT)
+
+
+@jit
+def _put(s, frame, address, read_ns):  # type: ignore[no-untyped-def]
+    """Let a frame of one packet wait in the rows."""
+    kernel_ns, socket_ns, ring_ns = _shared(frame, read_ns)
+    sent_ns = _sent_ns(s.stamp, address, np.int64(frame.length))
     i = s.waiting
-    sent_ns = _sent_ns(s.stamp, payload)
-    if sent_ns != _ABSENT:
-        s.rows[0, i] = meta.kernel_ns - sent_ns
-        s.rows[3, i] = meta.read_ns - sent_ns
-    else:
-        s.rows[0, i] = _ABSENT
-        s.rows[3, i] = _ABSENT
-    s.rows[1, i] = meta.received_ns - meta.kernel_ns
-    s.rows[2, i] = meta.read_ns - meta.received_ns
-    if meta.flags & _UNKNOWN:
-        _withdraw_unknown(s, i, meta)
+    s.rows[0, i] = _since(sent_ns, kernel_ns)
+    s.rows[1, i] = socket_ns
+    s.rows[2, i] = ring_ns
+    s.rows[3, i] = _since(sent_ns, read_ns)
     s.waiting = i + 1
-    if s.waiting == _ROW:
-        _settle_all(s)
 
 
-_each_packet = packet_loop(_on_packet, realtime_ns)
+@jit
+def _take_gro(s, frame, address, packets, read_ns):  # type: ignore[no-untyped-def]
+    """Take a GRO frame into the stages."""
+    kernel_ns, socket_ns, ring_ns = _shared(frame, read_ns)
+    _settle_repeated(s.socket, socket_ns, packets)
+    _settle_repeated(s.ring, ring_ns, packets)
+    kind, segment, left = s.stamp, np.int64(frame.segment), np.int64(frame.length)
+    for begin in range(0, packets, _ROW):
+        count = min(packets - begin, _ROW)
+        for i in range(count):
+            sent_ns = _sent_ns(kind, address, min(segment, left))
+            s.gro_rows[0, i] = _since(sent_ns, kernel_ns)
+            s.gro_rows[1, i] = _since(sent_ns, read_ns)
+            address += segment
+            left -= segment
+        _settle_two(s.network, s.gro_rows[0], s.total, s.gro_rows[1], count)
 
 
 @callback(ON_BATCH)
 def _on_batch(state, frames, count, arena):  # type: ignore[no-untyped-def]
     s = record_at(state, LATENCY)
-    _each_packet(s, frames, count, arena)
+    batch = carray(pointer(frames), count, DESCRIPTOR)
+    read_ns, reads_left = np.int64(0), 0
+    for i in range(count):
+        frame = batch[i]
+        packets = packets_in(frame)
+        address = arena + np.int64(frame.offset) * ALIGN
+        if frame.segment != 0 or reads_left == 0:
+            read_ns, reads_left = realtime_ns(), READ_EVERY
+        reads_left -= 1
+        if frame.flags & _SATURATED:
+            s.saturated += packets
+        if frame.segment != 0:
+            _take_gro(s, frame, address, packets, read_ns)
+        else:
+            _put(s, frame, address, read_ns)
+        if s.waiting == _ROW:
+            _settle_rows(s)
     if s.waiting > 0:
-        _settle_all(s)
+        _settle_rows(s)
     return 0
 
 

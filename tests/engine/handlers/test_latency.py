@@ -142,6 +142,47 @@ def test_a_last_segment_too_short_for_the_stamp() -> None:
     assert counts(found) == [2, 3, 3, 2]
 
 
+@given(
+    st.lists(st.integers(-(1 << 34), 1 << 34) | st.integers(0, 1000), min_size=1, max_size=150),
+    st.integers(16, 40),
+    st.integers(0, 40),
+    st.integers(0, (1 << 32) - 1),
+    st.integers(0, 31),
+    st.sampled_from(["none", "rxring", "seed"]),
+)
+def test_a_gro_frame_counts_as_its_packets_one_by_one(
+    agos_ns: list[int], size: int, last: int, socket_ns: int, flags: int, stamp: str
+) -> None:
+    make = {"seed": lambda sent_ns, size: seed(sent_ns // 1000, size)}.get(
+        stamp, lambda sent_ns, size: rxring(0, scheduled_ns=sent_ns, size=size)
+    )
+    sizes = [size] * (len(agos_ns) - 1) + [min(last, size) or size]
+    packets = [make(NOW_NS - ago_ns, size)[:size] for ago_ns, size in zip(agos_ns, sizes, strict=True)]
+    facts = {"socket_ns": socket_ns, "flags": flags}
+    merged = report(handler, gro(*packets, **facts), stamp=stamp)
+    apart = report(handler, *[one(packet, **facts) for packet in packets], stamp=stamp)
+    for stage in ("network", "socket"):  # the others depend on when they were read
+        assert merged[stage] == apart[stage]
+    for key in ("count", "negative"):
+        assert counts(merged, key) == counts(apart, key)
+
+
+def test_the_packets_of_a_gro_frame_were_read_at_the_same_time() -> None:
+    found = report(handler, gro(*[rxring(i, size=100) for i in range(100)]))
+    assert found["ring"]["min_ns"] == found["ring"]["max_ns"]
+    assert found["total"]["min_ns"] == found["total"]["max_ns"]
+
+
+def test_gro_frames_among_others_keep_apart() -> None:
+    """Packets that wait in rows are not those of a GRO frame that comes between."""
+    frames = [one(rxring(i, scheduled_ns=NOW_NS - 5), socket_ns=1) for i in range(50)]
+    frames.insert(10, gro(*[rxring(i, scheduled_ns=NOW_NS - 9) for i in range(70)], socket_ns=2))
+    found = report(handler, *frames)
+    assert found["network"]["mean_ns"] == (50 * 5 + 70 * 9) / 120
+    assert found["socket"]["mean_ns"] == (50 * 1 + 70 * 2) / 120
+    assert counts(found) == [120] * 4
+
+
 def test_read_is_taken_anew_within_a_batch() -> None:
     """One reading for a whole batch would give all its packets the same `ring`."""
     found = report(handler, *[one(b"")] * 5000)

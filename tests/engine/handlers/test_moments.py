@@ -30,6 +30,11 @@ def add_row(state, samples):
     moments.add_row(state[0], samples, len(samples))
 
 
+@numba.njit
+def add_repeated(state, samples):
+    moments.add_repeated(state[0], samples[0], len(samples))
+
+
 def of(samples: list[int], add: Any = add_all) -> NDArray[Any]:
     state = np.zeros(1, MOMENTS)
     if samples:
@@ -58,6 +63,11 @@ def test_deviation_is_that_of_the_statistics_module(samples: list[int]) -> None:
 @given(st.lists(small, min_size=1, max_size=300))
 def test_a_row_is_the_same_as_its_samples_one_by_one(samples: list[int]) -> None:
     assert of(samples, add_row) == of(samples)
+
+
+@given(any_size | st.sampled_from([(1 << 32) - 1, 1 << 32, LARGEST]), st.integers(1, 300))
+def test_a_sample_that_repeats_is_the_same_as_that_many_samples(x: int, count: int) -> None:
+    assert of([x] * count, add_repeated) == of([x] * count)
 
 
 words = st.integers(0, (1 << 64) - 1) | st.sampled_from([0, 1, (1 << 64) - 1])
