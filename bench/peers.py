@@ -4,31 +4,24 @@
 other one, in turn: `rxring run` as it comes, and with `--gro off`; plain recvmmsg loops in C that ask the
 kernel for the same (GRO and timestamps; timestamps), and for nothing; a tight loop around
 `socket.recv_into`; an asyncio datagram protocol. The engine has a blocking `latency` consumer, which with
-two CPUs must share one: the receiver's, or ("apart") the sender's, which then sends less. All have the same
-receive buffer. Counted is what comes in a window that begins some time after the first packet. `spare` is
-the part of it that the receiving thread slept through: where there is much, the sender was the limit.
+two CPUs must share one: the receiver's, or ("apart") the sender's, which then sends less. How it is counted,
+and what `spare` is, stands in bench/flood.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import os
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from bench import native
-from bench.commands import Rxring
+from bench.flood import BATCH, SILENCE_S, Flood, figures
 from bench.machine import two_cpus
 from bench.pinned import Pinned
 from bench.runner import Case, Claim, Figures
 from engine.errors import Failed
-from engine.net.sockets import ask_for_gro, bind_udp, open_udp
-from engine.spec import Listen
 
 CLAIMS = (
     Claim("rxring --gro off", against="C, timestamps", at_least=0.95),
@@ -40,132 +33,31 @@ CLAIMS = (
     Claim("rxring", against="C, GRO, timestamps", at_least=0.5),
 )
 
-SIZE, SEGMENTS, BATCH = 100, 64, 64
-RCVBUF = 8 << 20
-ANYWHERE = Listen("udp", "127.0.0.1", 0)
-_SENDER = f"bench{os.getpid()}"
-_SILENCE_S = 10  # no packet for so long: there is no sender
+SIZE, SEGMENTS = 100, 64
 
 
 def cases(quick: bool) -> Iterator[Case]:
     warm_s, window_s = (0.25, 0.5) if quick else (1.0, 2.0)
     receiver, sender = two_cpus()
-    base = {"size": SIZE, "gso": SEGMENTS, "rcvbuf": RCVBUF, "warm_s": warm_s, "window_s": window_s}
-    base |= {"receive_cpu": receiver, "send_cpu": sender}
-
-    def engine(consumer: int, gro: str) -> Callable[[], Figures]:
-        return lambda: _engine(receiver, consumer, sender, gro, warm_s, window_s)
-
-    def peer(
-        receive: Callable[..., Figures], timestamps: bool = False, gro: bool = False
-    ) -> Callable[[], Figures]:
-        return lambda: _measure(receive, timestamps, gro, receiver, sender, warm_s, window_s)
+    flood = Flood(SIZE, SEGMENTS, receiver, sender, warm_s, window_s)
+    base = flood.parameters
 
     for gro, suffix in (("auto", ""), ("off", " --gro off")):
         for place, consumer in (("", receiver), (", apart", sender)):
+            engine = functools.partial(flood.engine, consumer, gro)
             parameters = base | {"consume_cpu": consumer, "gro": gro}
-            yield Case(f"rxring{suffix}{place}", "M/s", engine(consumer, gro), parameters)
+            yield Case(f"rxring{suffix}{place}", "M/s", engine, parameters)
     c_cases = (("C, GRO, timestamps", True, True), ("C, timestamps", True, False), ("C", False, False))
     for name, timestamps, with_gro in c_cases:
-        receive = peer(functools.partial(_c, timestamps, with_gro), timestamps, with_gro)
-        yield Case(name, "M/s", receive, base | {"batch": BATCH}, native.missing())
-    yield Case("recv_into", "M/s", peer(_recv_into), base)
-    yield Case("asyncio", "M/s", peer(_asyncio), base)
+        loop = functools.partial(flood.c, timestamps=timestamps, gro=with_gro)
+        yield Case(name, "M/s", loop, base | {"batch": BATCH}, native.missing())
+    for name, receive in (("recv_into", _recv_into), ("asyncio", _asyncio)):
+        peer = functools.partial(flood.peer, functools.partial(receive, flood))
+        yield Case(name, "M/s", peer, base)
 
 
-def _figures(packets: float, seconds: float, cpu_seconds: float, wrong: float) -> Figures:
-    return {
-        "value": packets / seconds / 1e6,
-        "packets": packets,
-        "seconds": seconds,
-        "cpu_ns_per_packet": cpu_seconds / packets * 1e9,
-        "spare": 1 - cpu_seconds / seconds,
-        "ok": wrong == 0,
-    }
-
-
-def _flood(port: int, cpu: int) -> Rxring:
-    to, size, gso = f"127.0.0.1:{port}", str(SIZE), str(SEGMENTS)
-    return Rxring("send", "--name", _SENDER, "--to", to, "--size", size, "--gso", gso, "--cpu", str(cpu))
-
-
-def _engine(
-    rx_cpu: int, consumer_cpu: int, sender_cpu: int, gro: str, warm_s: float, window_s: float
-) -> Figures:
-    """One run of the engine; its packets in the window are read from its intervals."""
-    arguments = [
-        "--gro",
-        gro,
-        "--listen",
-        "udp://127.0.0.1:0",
-        "--rx-cpu",
-        str(rx_cpu),
-        "--rcvbuf",
-        str(RCVBUF),
-    ]
-    arguments += ["--consumer", f"latency@{consumer_cpu}", "--sender", _SENDER, "--every", str(warm_s)]
-    with Rxring("run", *arguments) as engine:
-        port = engine.next("ready")["receivers"][0]["port"]
-        with _flood(port, sender_cpu) as sender:
-            while engine.next("interval")["receivers"][0]["packets"] == 0:
-                pass
-            begin = end = engine.next("interval")
-            while end["seconds"] < begin["seconds"] + window_s:
-                end = engine.next("interval")
-            sent = sender.end()
-        summary = engine.end()
-    packets, cpu_ns = (end["receivers"][0][key] - begin["receivers"][0][key] for key in ("packets", "cpu_ns"))
-    ledger, result = summary["ledger"], summary["consumers"][0]["result"]
-    return {
-        **_figures(packets, end["seconds"] - begin["seconds"], cpu_ns / 1e9, 0),
-        "ok": _adds_up(summary),
-        "ledger_balanced": bool(ledger["balanced"]),
-        "sent_per_second": sent["packets_per_second"],
-        "ledger": ledger,
-        "socket_p50_ns": result["socket"]["p50_ns"],
-        "ring_p50_ns": result["ring"]["p50_ns"],
-    }
-
-
-def _adds_up(summary: dict[str, Any]) -> bool:
-    """Is all that left the socket in the ring, or refused, and all that is in the ring accounted for?"""
-    ledger = summary["ledger"]
-    counts = [sum(account.values()) for account in ledger["consumers"].values()]
-    return ledger["received"] == ledger["published"] + ledger["refused"] and all(
-        count == ledger["published"] for count in counts
-    )
-
-
-def _measure(
-    receive: Callable[..., Figures],
-    timestamps: bool,
-    gro: bool,
-    rx_cpu: int,
-    sender_cpu: int,
-    warm_s: float,
-    window_s: float,
-) -> Figures:
-    """One run of a peer, on a socket that is set up as the engine's."""
-    sock, _ = open_udp(ANYWHERE, timestamps=timestamps, rcvbuf=RCVBUF)
-    with contextlib.closing(sock):
-        if gro and not ask_for_gro(sock):
-            raise Failed("this kernel has no UDP GRO")
-        sock.setblocking(True)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _SILENCE_S, 0))
-        port = bind_udp(sock, ANYWHERE)[1]
-        with _flood(port, sender_cpu) as sender:
-            figures = receive(sock, rx_cpu, warm_s, window_s)
-            return {**figures, "sent_per_second": sender.end()["packets_per_second"]}
-
-
-def _c(timestamps: bool, gro: bool, sock: socket.socket, cpu: int, warm_s: float, window_s: float) -> Figures:
-    asks, window = (int(timestamps), int(gro)), (int(warm_s * 1e9), int(window_s * 1e9))
-    fd = sock.fileno()
-    return _figures(*native.run("receive", fd, cpu, BATCH, *asks, SIZE, *window, pass_fds=(fd,)))
-
-
-def _recv_into(sock: socket.socket, cpu: int, warm_s: float, window_s: float) -> Figures:
-    return _figures(*Pinned(cpu, _recv_into_loop, sock, warm_s, window_s).result())
+def _recv_into(flood: Flood, sock: socket.socket) -> Figures:
+    return figures(*Pinned(flood.receive_cpu, _recv_into_loop, sock, flood.warm_s, flood.window_s).result())
 
 
 def _recv_into_loop(sock: socket.socket, warm_s: float, window_s: float) -> tuple[int, float, float, int]:
@@ -185,9 +77,10 @@ def _recv_into_loop(sock: socket.socket, warm_s: float, window_s: float) -> tupl
     return packets, time.monotonic() - begin, time.process_time() - cpu_begin, size - packets * SIZE
 
 
-def _asyncio(sock: socket.socket, cpu: int, warm_s: float, window_s: float) -> Figures:
+def _asyncio(flood: Flood, sock: socket.socket) -> Figures:
     sock.setblocking(False)
-    return _figures(*Pinned(cpu, lambda: asyncio.run(_asyncio_loop(sock, warm_s, window_s))).result())
+    loop = Pinned(flood.receive_cpu, lambda: asyncio.run(_asyncio_loop(sock, flood.warm_s, flood.window_s)))
+    return figures(*loop.result())
 
 
 class _Counter(asyncio.DatagramProtocol):
@@ -205,7 +98,7 @@ async def _asyncio_loop(sock: socket.socket, warm_s: float, window_s: float) -> 
     loop = asyncio.get_running_loop()
     transport, counter = await loop.create_datagram_endpoint(_Counter, sock=sock)
     try:
-        await asyncio.wait_for(counter.came.wait(), _SILENCE_S)
+        await asyncio.wait_for(counter.came.wait(), SILENCE_S)
     except TimeoutError:
         raise Failed("no packet came") from None
     await asyncio.sleep(warm_s)

@@ -27,7 +27,7 @@ from bench import machine, report
 from bench.spread import CI, interval, median, quartiles, ratios
 from engine.errors import Failed, Refused
 
-EXPERIMENTS = ("ring", "queues", "waits", "halfring", "peers", "density")
+EXPERIMENTS = ("ring", "queues", "waits", "halfring", "statistics", "gro", "peers", "density")
 RUNS, QUICK_RUNS = 5, 3
 _QUIET = 0.5  # runnable tasks, over the last minute
 
