@@ -21,7 +21,6 @@ CLAIMS = (
     Claim("64 × 100 B, on", at_least=10),
     Claim("64 × 100 B, on", against="64 × 100 B, off", at_least=8),
     Claim("64 × 100 B, on", against="64 × 100 B, C", at_least=0.5),
-    Claim("64 × 100 B, auto", against="64 × 100 B, on", at_least=0.95),
     Claim("63 × 1024 B, on", figure="gigabytes_per_second", at_least=4),
     Claim("1 × 100 B, auto", against="1 × 100 B, off", at_least=0.95),
     Claim("1 × 100 B, auto", against="1 × 100 B, off", figure="cpu_ns_per_packet", at_most=1.05),

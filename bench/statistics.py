@@ -3,9 +3,10 @@
 Frames of 64 packets of 100 bytes, with stamps, laid as a ring holds them: few enough for a core's second
 cache, and ("large") too many for it. Nothing is received, nothing waits. `one stage` is a handler that counts
 packets and bytes, and keeps mean, deviation, least, most and histogram of `network`; `all four` is `latency`
-as it is. Beside them the same one stage in C, and a plain sum over the same bytes, taken as words of 8: what
-it costs to look at them once. All statistics are compared with numpy's, in every run. The figure is that of
-the fastest of many passes: what else happens on the machine makes a pass slower, never faster.
+as it is, also ("no GRO") over frames of one packet. Beside them the same one stage in C, and a plain sum over
+the same bytes, taken as words of 8: what it costs to look at them once. All statistics are compared with
+numpy's, in every run. The figure is that of the fastest of many passes: what else happens on the machine makes
+a pass slower, never faster.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ CLAIMS = (
     Claim("one stage", against="sum", at_most=5),
     Claim("all four", against="sum", at_most=12.5),
     Claim("one stage", against="C, one stage", at_most=2),
+    Claim("all four, no GRO", at_most=15),
     Claim("all four, large", at_most=15),
     Claim("all four, large", against="sum, large", at_most=12.5),
 )
@@ -112,29 +114,29 @@ class Frames:
 
     @property
     def socket_ns(self) -> NDArray[np.int64]:
-        return np.repeat(self.descriptors["socket_ns"].astype(np.int64), PACKETS)
+        return np.repeat(self.descriptors["socket_ns"].astype(np.int64), self.sent_ns.shape[1])
 
 
-def lay(frames: int) -> Frames:
+def lay(frames: int, per_frame: int = PACKETS) -> Frames:
     """Frames that came just now: each packet 5 to 60 µs on its way, 1 to 200 µs in the socket."""
     random = np.random.default_rng(7)
-    length = PACKETS * SIZE
+    length = per_frame * SIZE
     stride = -(-length // ALIGN) * ALIGN
     kernel_ns = time.time_ns() - 1_000_000 + np.arange(frames)
-    sent_ns = kernel_ns[:, None] - random.integers(5_000, 60_000, (frames, PACKETS))
-    stamps = np.zeros((frames, PACKETS), STAMP)
+    sent_ns = kernel_ns[:, None] - random.integers(5_000, 60_000, (frames, per_frame))
+    stamps = np.zeros((frames, per_frame), STAMP)
     stamps["magic"], stamps["flow"] = MAGIC, 1
-    stamps["sequence"] = np.arange(frames * PACKETS).reshape(frames, PACKETS)
+    stamps["sequence"] = np.arange(frames * per_frame).reshape(frames, per_frame)
     stamps["scheduled_ns"] = stamps["sent_ns"] = sent_ns
     room = np.full(frames * stride + ALIGN, 0xA5, np.uint8)
     arena = room[-room.ctypes.data % ALIGN :][: frames * stride]
-    packets = arena.reshape(frames, stride)[:, :length].reshape(frames, PACKETS, SIZE)
-    packets[:, :, : STAMP.itemsize] = stamps.view(np.uint8).reshape(frames, PACKETS, -1)
+    packets = arena.reshape(frames, stride)[:, :length].reshape(frames, per_frame, SIZE)
+    packets[:, :, : STAMP.itemsize] = stamps.view(np.uint8).reshape(frames, per_frame, -1)
     descriptors = np.zeros(frames, DESCRIPTOR)
-    descriptors["number"] = np.arange(frames) * PACKETS
+    descriptors["number"] = np.arange(frames) * per_frame
     descriptors["time_ns"], descriptors["socket_ns"] = kernel_ns, random.integers(1_000, 200_000, frames)
     descriptors["offset"], descriptors["length"] = np.arange(frames) * (stride // ALIGN), length
-    descriptors["segment"] = SIZE
+    descriptors["segment"] = SIZE if per_frame > 1 else 0
     return Frames(descriptors, arena, sent_ns)
 
 
@@ -154,14 +156,20 @@ def cases(quick: bool) -> Iterator[Case]:
         "sum": (_sum, ""),
         "C, one stage": (_c, native.missing()),
     }
+    base = {"size": SIZE, "seconds": seconds, "cpu": cpu}
     for frames, suffix in ((FRAMES, ""), (MANY_FRAMES, ", large")):
-        parameters = {"frames": frames, "packets": PACKETS, "size": SIZE, "seconds": seconds, "cpu": cpu}
+        parameters = base | {"frames": frames, "packets": PACKETS}
         for name, (way, skip) in ways.items():
 
             def run(way: Way = way, frames: int = frames) -> Figures:
                 return way(lay(frames), seconds, cpu)
 
             yield Case(f"{name}{suffix}", "ns", run, parameters, skip)
+
+    def one_by_one() -> Figures:
+        return _all_four(lay(FRAMES * PACKETS, 1), seconds, cpu)
+
+    yield Case("all four, no GRO", "ns", one_by_one, base | {"frames": FRAMES * PACKETS, "packets": 1})
 
 
 def _one_stage(frames: Frames, seconds: float, cpu: int) -> Figures:

@@ -10,6 +10,7 @@ import pytest
 from bench import native, statistics
 from bench.statistics import ONE_STAGE, PACKETS, SIZE, Frames, Way, lay
 from engine.handlers import histogram, latency
+from engine.handlers.api import packets_in
 from engine.net.stamp import STAMP
 from rings.layout import ALIGN
 
@@ -30,6 +31,10 @@ def test_each_way_is_right(way: Way, frames: Frames) -> None:
     assert figures["ok"]
     assert figures["value"] > 0
     assert figures["passes"] > 0
+
+
+def test_frames_of_one_packet_are_counted_as_well() -> None:
+    assert statistics._all_four(lay(FRAMES, 1), 0.001, CPU)["ok"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -65,13 +70,16 @@ def test_a_wrong_figure_of_one_stage_is_noticed(field: str, frames: Frames) -> N
     assert not statistics.is_right(state["stage"], frames.network_ns, passes)
 
 
-def test_packets_lie_where_the_descriptors_say(frames: Frames) -> None:
+@pytest.mark.parametrize("per_frame", [1, PACKETS])
+def test_packets_lie_where_the_descriptors_say(per_frame: int) -> None:
+    frames = lay(FRAMES, per_frame)
     for i, descriptor in enumerate(frames.descriptors):
         begin = int(descriptor["offset"]) * ALIGN
-        payload = frames.arena[begin : begin + int(descriptor["length"])].reshape(PACKETS, SIZE)
+        payload = frames.arena[begin : begin + int(descriptor["length"])].reshape(per_frame, SIZE)
+        assert packets_in(descriptor) == per_frame
         stamps = payload[:, : STAMP.itemsize].copy().view(STAMP).ravel()
         assert (stamps["scheduled_ns"] == frames.sent_ns[i]).all()
-        assert (stamps["sequence"] == int(descriptor["number"]) + np.arange(PACKETS)).all()
+        assert (stamps["sequence"] == int(descriptor["number"]) + np.arange(per_frame)).all()
 
 
 def test_buckets_by_their_bounds_are_those_of_the_histogram() -> None:

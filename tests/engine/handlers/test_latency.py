@@ -180,6 +180,7 @@ def test_gro_frames_among_others_keep_apart() -> None:
     found = report(handler, *frames)
     assert found["network"]["mean_ns"] == (50 * 5 + 70 * 9) / 120
     assert found["socket"]["mean_ns"] == (50 * 1 + 70 * 2) / 120
+    assert found["socket"]["p50_ns"] == 2
     assert counts(found) == [120] * 4
 
 
