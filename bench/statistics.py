@@ -5,8 +5,8 @@ cache, and ("large") too many for it. Nothing is received, nothing waits. `one s
 packets and bytes, and keeps mean, deviation, least, most and histogram of `network`; `all four` is `latency`
 as it is, also ("no GRO") over frames of one packet. Beside them the same one stage in C, and a plain sum over
 the same bytes, taken as words of 8: what it costs to look at them once. All statistics are compared with
-numpy's, in every run. The figure is that of the fastest of many passes: what else happens on the machine makes
-a pass slower, never faster.
+numpy's, in every run. The figure is that of the fastest of many passes: what else happens on the machine
+makes a pass slower, never faster.
 """
 
 from __future__ import annotations
@@ -212,9 +212,10 @@ def _handle(handler: Handler, frames: Frames, seconds: float) -> tuple[int, int,
     state: Any = np.zeros(1, handler.dtype)
     handler.start(state[0], Options())
     on_batch: Any = handler.on_batch
+    call = on_batch.ctypes  # makes an object each time
     descriptors, arena = frames.descriptors, frames.arena
     arguments = (state.ctypes.data, descriptors.ctypes.data, len(descriptors), arena.ctypes.data)
-    best_ns, passes = _passes(lambda: on_batch.ctypes(*arguments), seconds)
+    best_ns, passes = _passes(lambda: call(*arguments), seconds)
     return best_ns, passes, state[0]
 
 
