@@ -184,11 +184,12 @@ def _skip_to_floor(r):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _pass_others(r):  # type: ignore[no-untyped-def]
-    """Go past what is the other members', as far as it is published; how many frames are then our own."""
+def _pass_others(r, most):  # type: ignore[no-untyped-def]
+    """Go past what is the other members', as far as it is published; how many frames, `most` being enough,
+    are then our own."""
     if r.split == 1:
         return r.frames
-    return _pass_flows(r) if r.by_flow != 0 else _pass_blocks(r)
+    return _pass_flows(r, most) if r.by_flow != 0 else _pass_blocks(r)
 
 
 @jit
@@ -197,16 +198,16 @@ def _source(r, sequence):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _pass_flows(r):  # type: ignore[no-untyped-def]
+def _pass_flows(r, most):  # type: ignore[no-untyped-def]
     """`_pass_others` where flow f is member f mod N's."""
     while True:
         published = load_acquire(r.writer + _PUBLISHED)
-        most = min(published, r.cursor + r.max_frames)  # a long way is gone in steps: the writer may wait
+        last = min(published, r.cursor + r.max_frames)  # a long way is gone in steps: the writer may wait
         ours = r.cursor
-        while ours < most and load_relaxed(_source(r, ours) + _FLOW) % r.split != r.member:
+        while ours < last and load_relaxed(_source(r, ours) + _FLOW) % r.split != r.member:
             ours += 1
-        end = ours
-        while end < most and load_relaxed(_source(r, end) + _FLOW) % r.split == r.member:
+        end, last = ours, min(last, ours + most)  # what is not taken now is looked at again
+        while end < last and load_relaxed(_source(r, end) + _FLOW) % r.split == r.member:
             end += 1
         number = load_relaxed(_descriptor(r, ours))
         fence_acquire()  # all that before the look; pairs with the fence in writer.reserve
@@ -268,7 +269,7 @@ def poll(r, most):  # type: ignore[no-untyped-def]
     """
     if r.cursor < r.protected:
         return _poll_copy(r, most)
-    own = _pass_others(r)
+    own = _pass_others(r, most)
     count = load_acquire(r.writer + _PUBLISHED) - r.cursor  # pairs with the release in writer.publish
     count = min(count, most, own, r.max_frames, r.frames - (r.cursor & (r.frames - 1)))
     if count > 0:
@@ -287,7 +288,7 @@ def _poll_copy(r, most):  # type: ignore[no-untyped-def]
     """`poll` for a reader that the writer may overtake."""
     while True:
         _skip_to_floor(r)
-        own = _pass_others(r)
+        own = _pass_others(r, min(most, r.copy_frames))
         count = load_acquire(r.writer + _PUBLISHED) - r.cursor
         count = min(count, most, own, r.copy_frames, r.frames - (r.cursor & (r.frames - 1)))
         r.batch_frames = max(count, 0)

@@ -8,8 +8,8 @@ ring, False at the deadline or when a signal arrived.
     block   sleeps. While packets flow fast it only naps: for every wake-up the writer would pay with a
             system call, 7–14 % of its rate. When they do not, it arms the futex, and is woken at once.
 
-`wait_any` does the same for the readers of several rings at once. Before Linux 5.16 a thread cannot sleep on
-several futexes: then `block` naps for a millisecond at a time.
+`wait_any` does the same for the readers of several rings at once. Before Linux 5.16, or where a container
+forbids it, a thread cannot sleep on several futexes: then `block` naps for a millisecond at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOOKS = 256  # between two looks at the clock
 _LONGEST_SLEEP_NS = 100_000_000  # then the caller looks at the stop word and whether the writer lives
 _LONGEST_NAP_NS = 1_000_000
 _WORTH_A_NAP = 64  # frames that a nap must bring: below 64,000 a second each is worth waking for
-_ENOSYS = 38
+_EPERM, _ENOSYS = 1, 38
 _A_BATCH = 4  # frames: fewer came since the last wait, so each is awaited by somebody
 
 
@@ -139,7 +139,7 @@ def _sleep_any(readers, deadline_ns):  # type: ignore[no-untyped-def]
     if not _any_ready(readers):
         now_ns = monotonic_ns()
         until_ns = min(deadline_ns, now_ns + _LONGEST_SLEEP_NS)
-        if until_ns > now_ns and futex_wait_any(waiters, until_ns) < 0 and errno() == _ENOSYS:
+        if until_ns > now_ns and futex_wait_any(waiters, until_ns) < 0 and errno() in (_EPERM, _ENOSYS):
             sleep_ns(min(until_ns - now_ns, _LONGEST_NAP_NS))
     return _any_ready(readers)
 

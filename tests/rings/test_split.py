@@ -11,9 +11,11 @@ import pytest
 from forked import await_
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from slow_motion import Stepper
 
 import rings
 from rings import RingError
+from rings import reader as reader_module
 from rings.reader import BLOCK_FRAMES, MAX_SPLIT, Reader
 from rings.ring import Ring
 
@@ -125,6 +127,26 @@ def test_a_lapped_member_knows_its_flows_again(ring_of_flows: Ring) -> None:
         assert numbers == [n for n in range(skipped, count) if n * n % 3 == 1]
         assert (delivered, delivered + skipped + passed) == (len(numbers), count)
         assert skipped >= 4 * FRAMES
+
+
+@pytest.mark.parametrize("policy", ["gate", "skip"])
+def test_a_poll_of_a_few_frames_looks_at_no_more_flows(
+    ring_of_flows: Ring, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who is far behind would look at all of them again for each frame, and stay behind."""
+    with (
+        ring_of_flows.writer() as writer,
+        ring_of_flows.reader("m0", policy=policy, split=2, member=0, by="flow") as reader,
+    ):
+        for _ in range(200):
+            writer.write(b"x", flow=2)
+        stepper = Stepper(monkeypatch, reader_module)
+        for _ in range(3):
+            stepper.arm(-1, lambda: None)
+            batch = reader.poll(2)
+            assert batch is not None
+            assert len(batch) == 2
+            assert stepper.count < 100
 
 
 @pytest.mark.parametrize("policy", ["gate", "skip"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import signal
 import time
 from collections.abc import Iterator
@@ -89,8 +91,12 @@ def test_the_end_of_one_wakes_nobody_for_good_the_end_of_all_does(several: list[
     with ExitStack() as stack:
         records, _ = attach_all(stack, several)
         first, *others = [stack.enter_context(ring.writer()) for ring in several]
+        first.write(b"x")
         first.close()
+        assert take(records, 0) == 1
+        before = time.monotonic()
         assert not wait_s(records, strategy, 0.02)
+        assert time.monotonic() - before >= 0.02  # a closed ring is no reason to come back
         for writer in others:
             writer.close()
         assert wait_s(records, strategy, 60)
@@ -164,6 +170,53 @@ def test_a_signal_ends_the_sleep(several: list[Ring]) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+class _Filter(ctypes.Structure):
+    """struct sock_filter"""
+
+    _fields_ = (
+        ("code", ctypes.c_uint16),
+        ("jt", ctypes.c_uint8),
+        ("jf", ctypes.c_uint8),
+        ("k", ctypes.c_uint32),
+    )
+
+
+class _Program(ctypes.Structure):
+    """struct sock_fprog"""
+
+    _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(_Filter)))
+
+
+def _refuse_futex_waitv(error: int) -> None:
+    """For the rest of this process: seccomp(2) as a container runtime uses it."""
+    load, equal, answer = 0x20, 0x15, 0x06
+    rules = [(load, 0, 0, 0), (equal, 0, 1, 449), (answer, 0, 0, 0x50000 | error), (answer, 0, 0, 0x7FFF0000)]
+    program = _Program(len(rules), (_Filter * len(rules))(*rules))
+    prctl = ctypes.CDLL(None).prctl
+    assert prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert prctl(22, 2, ctypes.byref(program), 0, 0) == 0  # PR_SET_SECCOMP
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
+def test_without_a_call_that_sleeps_on_several_it_naps(several: list[Ring], error: int, fork: Any) -> None:
+    """Linux before 5.16; a container whose rules are older."""
+
+    def wait_often() -> None:
+        with ExitStack() as stack:
+            records, _ = attach_all(stack, several)
+            writers = [stack.enter_context(ring.writer()) for ring in several]
+            wait_s(records, "block", 0.0)
+            _refuse_futex_waitv(error)
+            before = time.monotonic()
+            for _ in range(20):
+                assert not wait_s(records, "block", 60)
+            assert time.monotonic() - before >= 0.02
+            writers[1].write(b"x")
+            assert wait_s(records, "block", 60)
+
+    assert fork(wait_often).wait() == 0
 
 
 def test_a_changed_word_is_not_slept_on() -> None:
