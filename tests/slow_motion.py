@@ -98,7 +98,7 @@ def _structure(names: tuple[str, ...]) -> type[ctypes.Structure]:
 
 
 def as_record(array: Any) -> Any:
-    """The one record of an array, its numbers attributes, as in compiled code."""
+    """The first record of an array, its numbers attributes, as in compiled code."""
     return _structure(array.dtype.names).from_buffer(array)
 
 
@@ -113,7 +113,14 @@ class _Words(np.ndarray):
 
 
 def _records(argument: Any) -> Any:
-    return [as_record(argument)] if isinstance(argument, np.ndarray) and argument.dtype.names else argument
+    if isinstance(argument, np.ndarray) and argument.dtype.names:
+        return [as_record(argument[i : i + 1]) for i in range(len(argument))]
+    return argument
+
+
+def flow_of(sequence: int, frames: int) -> int:
+    """Of two frames that lie in one place of the ring, one flow is odd and the other even."""
+    return sequence + sequence // frames
 
 
 class Stepper:
@@ -189,7 +196,7 @@ class Stepper:
 
     @staticmethod
     def _on_records(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Where a function takes an array of a record, it gets one that is as compiled code has it."""
+        """Where a function takes an array of records, it gets them as compiled code has them."""
 
         def run(*arguments: Any) -> Any:
             return function(*(_records(a) for a in arguments))

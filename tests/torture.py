@@ -6,10 +6,11 @@
 
 One round after the other, each with a ring of its own: sizes, batches, policies and waits are drawn by lot.
 A writer and several readers run at full speed, every byte made and checked from its frame's sequence
-(ring_loops.py). Meanwhile readers leave and come back, are stopped, killed and restarted under their names,
-and so is the writer; gating readers may be demoted; the first few readers may be members that share the
-work. After each such step every reader's account must add up, and at the end of a round everything must have
-been read, by every life of every reader, to the packet, and by members what is their own, each frame by one.
+(ring_loops.py). Meanwhile readers leave and come back, are stopped, killed and restarted under their
+names, and so is the writer; gating readers may be demoted; the first few readers may be members that
+share the work, by blocks, or by flows where the ring says whose its frames are. After each such step
+every reader's account must add up, and at the end of a round everything must have been read, by every
+life of every reader, to the packet, and by members what is their own, each frame by one.
 
 A violation ends it with exit code 1 and the seed, which draws the same lots again; the processes' timing
 is the machine's.
@@ -34,13 +35,14 @@ import numpy as np
 import ring_loops as loops
 from forked import Child, await_
 from numpy.typing import NDArray
-from ring_loops import CLOSED, ENOUGH, FRAMES, PACKETS, TORN
+from ring_loops import CLOSED, ENOUGH, FRAMES, PACKETS, TORN, length_of, segment_of
 
 import rings
-from rings.jit import jit
-from rings.libc import monotonic_ns
+from rings.jit import compile_for, jit
+from rings.libc import monotonic_ns, sleep_ns
 from rings.reader import BLOCK_FRAMES
 from rings.ring import ReaderInfo
+from rings.writer import WRITER_STATE, describe, describe_source, publish, reserve
 
 LIVES, LEAVE, STRAY = 5, 6, 7  # on a reader's part of the board, beside what `loops.read` writes there
 PART = 8
@@ -78,6 +80,7 @@ class Lots:
     batch: int  # frames the writer publishes at once, at most
     readers: int
     split: int  # the first so many of the readers share the work
+    flows: int  # how many; 0: the ring does not say whose its frames are
 
     @classmethod
     def draw(cls, chance: random.Random) -> Lots:
@@ -88,33 +91,72 @@ class Lots:
         batch = max(min(frames // 2, arena_bytes // 2 // (most + 16), chance.choice([1, 4, 64])), 1)
         readers = chance.randrange(2, 6)
         split = chance.choice([1, min(2, readers), min(3, readers)])
-        return cls(frames, arena_bytes, min(most, arena_bytes // 4), batch, readers, split)
+        flows = chance.choice([0, 2, 7, 1000])
+        return cls(frames, arena_bytes, min(most, arena_bytes // 4), batch, readers, split, flows)
 
     def __str__(self) -> str:
         sizes = f"{self.frames} frames, {self.arena_bytes >> 10} KiB, 0 to {self.most} bytes"
-        members = f", {self.split} of them share" if self.split > 1 else ""
+        by = f" {self.flows} flows" if self.flows else ""
+        members = f", {self.split} of them share{by}" if self.split > 1 else ""
         return f"{sizes}, batches of {self.batch}, {self.readers} readers{members}"
 
 
 @jit
-def _read_own(state, strategy, most, share, board, at, split, member, deadline_ns):  # type: ignore[no-untyped-def]
-    """`loops.read`, one batch after the other; the board gets how many frames were another member's."""
+def _flow_of(sequence, flows):  # type: ignore[no-untyped-def]
+    """Now the same for a while, now another with each frame."""
+    return loops._hash(sequence // 37 if sequence & 64 else sequence) % flows
+
+
+@jit
+def _write_flows(state, most, batch, flows):  # type: ignore[no-untyped-def]
+    """`loops.write` for ever, saying whose each frame is."""
+    w = state[0]
+    while True:
+        count, size = 1 + loops._hash(w.head) % batch, 0
+        for i in range(count):
+            size += (length_of(w.head + i, most) + 15) & -16
+        while not reserve(w, count, size):
+            sleep_ns(20_000)
+        number, position, size = w.number, w.position, 0
+        for i in range(count):
+            sequence = w.head + i
+            length, segment = length_of(sequence, most), segment_of(sequence, most)
+            loops.fill(w.arena + (position & (w.arena_bytes - 1)), sequence, length)
+            describe_source(w, i, (0, 0), 0, _flow_of(sequence, flows))
+            number, position = describe(w, i, number, sequence, position, length, 7, segment, 0)
+            size += length
+        publish(w, count, number, position, size)
+
+
+@jit
+def _owns(sequence, flows, split, member):  # type: ignore[no-untyped-def]
+    """Is a frame this member's?"""
+    whose = sequence // BLOCK_FRAMES if flows == 0 else _flow_of(sequence, flows)
+    return whose % split == member
+
+
+@jit
+def _read_own(state, strategy, most, share, board, at, flows, split, member, deadline_ns):  # type: ignore[no-untyped-def]
+    """`loops.read`, one batch after the other; the board gets how many frames were another member's, or came
+    after one behind them."""
     r = state[0]
+    after = r.cursor
     while True:
         frames = board[at + FRAMES]
         why = loops.read(state, strategy, most, share, board, at, frames + 1, deadline_ns)
         for sequence in range(r.cursor - (board[at + FRAMES] - frames), r.cursor):
-            board[at + STRAY] += sequence // BLOCK_FRAMES % split != member
+            board[at + STRAY] += sequence < after or not _owns(sequence, flows, split, member)
+            after = sequence + 1
         if why != ENOUGH:
             return why
 
 
 @jit
-def _own_packets(first, last, most, split, member):  # type: ignore[no-untyped-def]
+def _own_packets(first, last, most, flows, split, member):  # type: ignore[no-untyped-def]
     """How many packets of the frames first … last − 1 are a member's."""
     packets = 0
     for sequence in range(first, last):
-        if sequence // BLOCK_FRAMES % split == member:
+        if _owns(sequence, flows, split, member):
             packets += loops.packets_of(sequence, most)
     return packets
 
@@ -122,6 +164,8 @@ def _own_packets(first, last, most, split, member):  # type: ignore[no-untyped-d
 def _write(name: str, lots: Lots) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     writer = rings.attach(name).writer()
+    if lots.flows:
+        _write_flows(writer.record, lots.most, lots.batch, lots.flows)
     loops.write(writer.record, FOREVER, lots.most, lots.batch, FOREVER)
 
 
@@ -134,7 +178,7 @@ def _read(name: str, lots: Lots, board: NDArray[Any], at: int, share: int, optio
     delivered, packets, seen = int(r["delivered"]), int(r["packets"]), int(board[at + PACKETS])
     counted = int(r["delivered"] + r["skipped"] + r["passed"])
     board[at + LIVES] += 1
-    whose = options["split"], options["member"]
+    whose = lots.flows, options["split"], options["member"]
     why = -1
     while why != CLOSED and not board[at + LEAVE]:
         end_ns = monotonic_ns() + SLICE_NS
@@ -163,7 +207,11 @@ class Round:
         self.lots = Lots.draw(chance)
         self.board: NDArray[Any] = np.frombuffer(mmap.mmap(-1, PART * self.lots.readers * 8), np.int64)
         self.ring = rings.create(
-            name, frames=self.lots.frames, arena_bytes=self.lots.arena_bytes, readers=self.lots.readers
+            name,
+            frames=self.lots.frames,
+            arena_bytes=self.lots.arena_bytes,
+            readers=self.lots.readers,
+            sources=self.lots.flows > 0,
         )
         self.readings = [Reading(i, self.lots.split) for i in range(self.lots.readers)]
         self.writer: Child | None = None
@@ -181,6 +229,7 @@ class Round:
             "demote_s": demote_s if policy == "gate" else None,
             "split": reading.split,
             "member": reading.member,
+            "by": "flow" if self.lots.flows else "block",
             "wait": self.chance.choice(["block", "block", "yield", "spin"]),
             "max_frames": self.chance.choice([None, 1, 7, 100]),
             "max_bytes": self.chance.choice([None, None, 500]),
@@ -315,7 +364,8 @@ class Round:
         reading = next(each for each in self.readings if each.name == info.name)
         joined = int(self.ring.slots[info.index]["joined_frame"])
         if info.delivered + info.skipped + info.passed > 0:  # else it may have died while it joined
-            own = _own_packets(joined, info.cursor, self.lots.most, reading.split, reading.member)
+            whose = self.lots.flows, reading.split, reading.member
+            own = _own_packets(joined, info.cursor, self.lots.most, *whose)
             assert own - info.skipped <= info.delivered <= own, f"{info}: {own} were its own"
 
     def run(self, end: float, tell: Callable[[str], None]) -> None:
@@ -358,11 +408,12 @@ def _negative(info: ReaderInfo) -> bool:
 def compile_all() -> None:
     """What the children run."""
     loops.compile_all()
-    _own_packets(0, 1, 8, 1, 0)
+    _own_packets(0, 1, 8, 0, 1, 0)
+    compile_for(_write_flows, np.zeros(1, WRITER_STATE), 0, 0, 0)
     with rings.create(f"t{os.getpid()}.torture", frames=16, arena_bytes=4096) as ring:
         ring.writer().close()
         with ring.reader() as reader:
-            _read_own(reader.record, reader.strategy, 8, 1, np.zeros(PART, np.int64), 0, 1, 0, 0)
+            _read_own(reader.record, reader.strategy, 8, 1, np.zeros(PART, np.int64), 0, 0, 1, 0, 0)
 
 
 def run(seconds: float, seed: int, tell: Callable[[str], None] = lambda line: None) -> Totals:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forked import Child
-from slow_motion import Stepper
+from slow_motion import Stepper, flow_of
 from test_interleavings import M, N, World, payload
 
 import rings
@@ -157,8 +157,8 @@ def _let(child: Child, then: signal.Signals) -> None:
 class Scene:
     """A ring that has gone round, its writer, and a gating reader that must get everything."""
 
-    def __init__(self, name: str) -> None:
-        self.world = World(name)
+    def __init__(self, name: str, *, sources: bool = False) -> None:
+        self.world = World(name, sources=sources)
         self.name = name
         self.steady = self.world.ring.reader(name="steady")
         self.delays_ns: list[int] = []
@@ -214,8 +214,8 @@ def _compiled() -> None:
 
 
 @pytest.fixture
-def scene(name: str) -> Iterator[Scene]:
-    made = Scene(name)
+def scene(request: pytest.FixtureRequest, name: str) -> Iterator[Scene]:
+    made = Scene(name, sources=getattr(request, "param", "") == "sources")
     yield made
     made.close()
     assert sorted(made.delays_ns)[len(made.delays_ns) // 2] < SOON_NS
@@ -301,6 +301,50 @@ def test_a_reader(
     other = scene.world.ring.segment.reopen()
     assert not locks.held_by_other(other.fd, LOCK_JOIN)
     other.forget()
+
+
+MEMBER = {"name": "one", "split": 2, "member": 1, "by": "flow"}
+
+
+def _take(name: str, policy: str) -> Operation:
+    """A member passes others' flows, and releases one of its own frames."""
+    reader = rings.attach(name).reader(policy=policy, **MEMBER)
+
+    def take() -> None:
+        batch = reader.poll(2)
+        if batch is not None:
+            batch.release(1)
+
+    return take
+
+
+@pytest.mark.parametrize("policy", ["gate", "skip"])
+@pytest.mark.parametrize("scene", ["sources"], indirect=True)
+def test_a_member_by_flow_is_killed(scene: Scene, policy: str, fork: Fork) -> None:
+    """Its successor goes on with the same flows: each is handled, or said to be skipped."""
+    places, world = 0, scene.world
+    world.ring.reader(policy=policy, **MEMBER)._segment.forget()
+    scene.write(5)
+    for child in _at_every_place(fork, lambda: _take(scene.name, policy)):
+        places += 1
+        scene.check()
+        assert scene.write(3) == 3 or policy == "gate"
+        world.check_share("one", 2, 1)
+        _let(child, signal.SIGKILL)
+        scene.check_goes_on()
+        one = world.ring.reader(policy=policy, **MEMBER)
+        scene.write(3)
+        while (batch := one.poll()) is not None:
+            world.check(batch)
+            assert {flow_of(batch.first + i, N) % 2 for i in range(batch.frames)} == {1}
+        assert int(one.record[0]["cursor"]) == world.head
+        world.check_share("one", 2, 1)
+        scene.check()
+        one._segment.forget()
+        scene.write(5)
+    assert places > 15
+    info = next(info for info in world.ring.readers() if info.name == "one")
+    assert min(info.delivered, info.passed) > places
 
 
 # Writers --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from slow_motion import Stepper, as_record
+from slow_motion import Stepper, as_record, flow_of
 
 import rings
 from rings import locks
@@ -29,10 +29,15 @@ from rings import wait as wait_module
 from rings import writer as writer_module
 from rings.layout import DESCRIPTOR, LOCK_READER, SlotState
 from rings.reader import BLOCK_FRAMES, Reader
+from rings.ring import Ring
+from rings.writer import Writer
 
 N, LENGTH = 4, 24  # of the ring; its arena is as large as that N − 1 frames of LENGTH bytes fill both
 BEFORE = 6  # frames that were written before
 BUFFERS = [np.full(LENGTH, sequence, np.uint8) for sequence in range(64)]
+
+
+Words = tuple[tuple[int, int], ...]  # (address, expected value) of futexes
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,9 @@ class Past:
 
 @dataclass(frozen=True)
 class State:
-    memory: bytes
+    memory: tuple[bytes, ...]  # of each ring
     held: tuple[bool, ...]  # which readers' locks
-    asleep: dict[int, int]  # who sleeps, on which value of the futex word
+    asleep: dict[int, Words]  # who sleeps, and on what
     pasts: tuple[Past, ...]
 
     @property
@@ -69,21 +74,32 @@ class _Paused(BaseException):
 
 
 class Explorer(Stepper):
-    """A ring, and the processes that work on it in every order."""
+    """One ring or several, and the processes that work on them in every order."""
 
-    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        monkeypatch: pytest.MonkeyPatch,
+        frames: int,
+        *,
+        number: int = 1,
+        sources: bool = False,
+    ) -> None:
         self.current: int | None = None  # which process runs
-        self.ring = rings.create(name, frames=frames, arena_bytes=32 * frames, readers=2)
-        self.writer = self.ring.writer()
+        size = {"frames": frames, "arena_bytes": 32 * frames, "readers": 2, "sources": sources}
+        self.rings: list[Ring] = [rings.create(name, number=i, **size) for i in range(number)]
+        self.writers = [ring.writer() for ring in self.rings]
+        self.ring, self.writer = self.rings[0], self.writers[0]
         self.readers: dict[str, Reader] = {}
         super().__init__(monkeypatch, reader_module, writer_module, wait_module)
         monkeypatch.setattr(writer_module, "monotonic_ns", lambda: 1)
         monkeypatch.setattr(wait_module, "monotonic_ns", lambda: 1)
         monkeypatch.setattr(writer_module, "_is_locked", self._counted(writer_module._is_locked))
         monkeypatch.setattr(wait_module, "futex_wait", self._counted(self._fall_asleep))
-        self.asleep: dict[int, int] = {}
-        for _ in range(BEFORE):
-            assert self.append()
+        monkeypatch.setattr(wait_module, "futex_wait_any", self._fall_asleep_on_any)
+        self.asleep: dict[int, Words] = {}
+        for writer in self.writers * BEFORE:
+            assert self.append(writer)
 
     def _slow(self, name: str, value: Any) -> Any:
         # In the order of the program a fence does nothing.
@@ -126,8 +142,14 @@ class Explorer(Stepper):
 
     def _fall_asleep(self, address: int, expected: int, timeout_ns: int) -> int:
         assert self.current is not None
-        self.asleep[self.current] = expected
+        self.asleep[self.current] = ((address, expected),)
         return -1
+
+    def _fall_asleep_on_any(self, waiters: Any, deadline_ns: int) -> int:
+        assert self.current is not None
+        self._step()
+        self.asleep[self.current] = tuple((int(address), int(expected)) for expected, address, _ in waiters)
+        return int(self._saw(0))
 
     # What the processes do --------------------------------------------------------------------------
 
@@ -135,19 +157,20 @@ class Explorer(Stepper):
         return as_record(of.record)
 
     @property
-    def head(self) -> int:
-        return int(self.ring.counters["published"])
+    def published(self) -> int:
+        return sum(int(ring.counters["published"]) for ring in self.rings)
 
-    def reader(self, name: str, policy: str, **options: Any) -> Reader:
-        self.readers[name] = self.ring.reader(name=name, policy=policy, **options)
+    def reader(self, name: str, policy: str, ring: Ring | None = None, **options: Any) -> Reader:
+        self.readers[name] = (ring or self.ring).reader(name=name, policy=policy, **options)
         return self.readers[name]
 
-    def append(self) -> bool:
-        w = self.record(self.writer)
-        return bool(writer_module.append(w, BUFFERS[int(w.head)].ctypes.data, LENGTH, 1))
+    def append(self, writer: Writer | None = None) -> bool:
+        w = self.record(writer or self.writer)
+        flow = flow_of(int(w.head), int(w.frames))
+        return bool(writer_module.append(w, BUFFERS[int(w.head)].ctypes.data, LENGTH, 1, flow))
 
-    def writes(self, frames: int) -> Callable[[], object]:
-        return lambda: [self.append() for _ in range(frames)]
+    def writes(self, frames: int, writer: Writer | None = None) -> Callable[[], object]:
+        return lambda: [self.append(writer) for _ in range(frames)]
 
     def reads(self, reader: Reader, polls: int = 1) -> Callable[[], object]:
         def read() -> None:
@@ -161,8 +184,15 @@ class Explorer(Stepper):
 
         return read
 
+    def passes(self, reader: Reader) -> Callable[[], object]:
+        """What a member does first in a poll."""
+        return lambda: reader_module._pass_others(self.record(reader), N)
+
     def sleeps(self, name: str) -> Callable[[], object]:
         return lambda: wait_module._sleep(self.record(self.readers[name]), 1 << 62)
+
+    def sleeps_on_all(self) -> Callable[[], object]:
+        return lambda: wait_module._sleep_any([self.record(r) for r in self.readers.values()], 1 << 62)
 
     def joins(self, policy: str) -> Callable[[], object]:
         """A guest that has all but its slot, which will be the next."""
@@ -189,7 +219,7 @@ class Explorer(Stepper):
             for i, descriptor in enumerate(np.frombuffer(raw, DESCRIPTOR)):
                 payload = ctypes.string_at(int(r.batch_arena) + int(descriptor["offset"]) * 16, LENGTH)
                 assert descriptor["number"] == r.cursor + i
-                assert r.split == 1 or (r.cursor + i) // BLOCK_FRAMES % r.split == r.member
+                assert _owns(r, r.cursor + i)
                 assert descriptor["length"] == LENGTH
                 assert payload == bytes(BUFFERS[int(r.cursor) + i])
 
@@ -200,29 +230,41 @@ class Explorer(Stepper):
     # What must hold ---------------------------------------------------------------------------------
 
     def check_state(self) -> None:
-        for info in self.ring.readers():
-            done = info.delivered + info.skipped + info.passed
-            assert min(info.delivered, info.skipped, info.passed, info.unread) >= 0, info
-            assert done + info.unread + info.joined_packets == self.head, info
-            assert info.unread == info.lag, info  # a frame is a packet
+        for ring in self.rings:
+            for info in ring.readers():
+                done = info.delivered + info.skipped + info.passed
+                assert min(info.delivered, info.skipped, info.passed, info.unread) >= 0, info
+                assert done + info.unread + info.joined_packets == ring.published()[1], info
+                assert info.unread == info.lag, info  # a frame is a packet
+                r, joined = self.record(self.readers[info.name]), int(ring.slots[info.index]["joined_frame"])
+                if r.split > 1:
+                    own = sum(_owns(r, sequence) for sequence in range(joined, info.cursor))
+                    assert own - info.skipped <= info.delivered <= own, info
+
+    def check_asleep(self, state: State) -> None:
+        """Nobody sleeps over what he could read, but while it is being published."""
+        others = [past for i, past in enumerate(state.pasts) if i not in state.asleep]
+        at_rest = all((past.ended and not past.dead) or len(past.saw) == 1 for past in others)
+        if at_rest and self.published > self.began_at:
+            for words in state.asleep.values():
+                assert any(ctypes.c_uint32.from_address(at).value != expected for at, expected in words)
 
     def check_end(self, state: State) -> None:
-        """Nobody sleeps over what he could read; a successor goes on; who lives reads to the end."""
+        """A successor goes on; who lives reads to the end."""
         self._begin()
         for i, past in enumerate(state.pasts):
             if not past.dead:
                 assert self._run(i, past)
         self._put(state)
-        if self.head > self.began_at and not any(past.dead for past in state.pasts):
-            assert int(self.ring.counters["wake"]) not in self.asleep.values()
-        writer_module.resume(self.record(self.writer))
-        for _ in range(N):
-            self.append()
+        for writer in self.writers:
+            writer_module.resume(self.record(writer))
+        for writer in self.writers * N:
+            self.append(writer)
             for reader in self.readers.values():
-                if locks.held_by_other(self.ring.segment.fd, LOCK_READER + reader._index):
+                if locks.held_by_other(reader._ring.segment.fd, LOCK_READER + reader._index):
                     self.reads(reader, 2)()
         self.check_state()
-        for info in self.ring.readers():
+        for info in (info for ring in self.rings for info in ring.readers()):
             if info.state == "active":
                 assert info.unread == 0, info
                 assert info.policy != "gate" or info.skipped == 0, info
@@ -231,7 +273,7 @@ class Explorer(Stepper):
 
     def explore(self, *processes: Process) -> tuple[int, int]:
         """(states, ends) of all interleavings of these, in which one of them may die."""
-        self.processes, self.began_at = processes, self.head
+        self.processes, self.began_at = processes, self.published
         self.private = [array.copy() for array in self._private()]
         self.state = self.beginning = self._now((Past(),) * len(processes))
         for i in range(len(processes)):
@@ -247,6 +289,7 @@ class Explorer(Stepper):
                 if after.key not in states:
                     states.add(after.key)
                     self.check_state()
+                    self.check_asleep(after)
                     todo.append(after)
         self._begin()
         return len(states), ends
@@ -284,13 +327,17 @@ class Explorer(Stepper):
             self.current = None
 
     def _now(self, pasts: tuple[Past, ...]) -> State:
-        fd = self.ring.segment.fd
-        held = [locks.held_by_other(fd, LOCK_READER + reader._index) for reader in self.readers.values()]
-        return State(self.writer._memory.tobytes(), tuple(held), dict(self.asleep), pasts)
+        held = [
+            locks.held_by_other(reader._ring.segment.fd, LOCK_READER + reader._index)
+            for reader in self.readers.values()
+        ]
+        memory = tuple(writer._memory.tobytes() for writer in self.writers)
+        return State(memory, tuple(held), dict(self.asleep), pasts)
 
     def _put(self, state: State) -> None:
         """What is shared is as in `state`."""
-        self.writer._memory[:] = np.frombuffer(state.memory, np.uint8)
+        for writer, memory in zip(self.writers, state.memory, strict=True):
+            writer._memory[:] = np.frombuffer(memory, np.uint8)
         self.asleep = dict(state.asleep)
         for reader, held in zip(self.readers.values(), state.held, strict=True):
             change = locks.acquire if held else locks.release
@@ -303,15 +350,23 @@ class Explorer(Stepper):
             array[:] = copy
 
     def _private(self) -> Iterator[Any]:
-        yield self.writer.record
+        for writer in self.writers:
+            yield writer.record
         for reader in self.readers.values():
             yield from (reader.record, reader._copy)
 
     def close(self) -> None:
         for reader in self.readers.values():
             reader._segment.forget()
-        self.writer.abandon()
-        self.ring.close()
+        for writer, ring in zip(self.writers, self.rings, strict=True):
+            writer.abandon()
+            ring.close()
+
+
+def _owns(r: Any, sequence: int) -> bool:
+    """Is this frame for the reader to handle?"""
+    whose = flow_of(sequence, r.frames) if r.by_flow else sequence // BLOCK_FRAMES
+    return bool(whose % r.split == r.member)
 
 
 def _with(pasts: tuple[Past, ...], i: int, past: Past) -> tuple[Past, ...]:
@@ -327,6 +382,21 @@ def explorer(
     request: pytest.FixtureRequest, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Explorer]:
     made = Explorer(name, monkeypatch, getattr(request, "param", N))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def explorer_of_flows(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Explorer]:
+    made = Explorer(name, monkeypatch, 2, sources=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def explorer_of_two(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Explorer]:
+    """Rings; so large that no writer looks for room."""
+    made = Explorer(name, monkeypatch, 16, number=2)
     yield made
     made.close()
 
@@ -429,4 +499,42 @@ def test_a_member_passes_the_frames_of_another_while_they_come(
         least,
         Process(explorer.reads(member), explorer.reader_dies("member")),
         Process(explorer.writes(frames), nothing),
+    )
+
+
+@pytest.mark.parametrize(("policy", "least"), [("gate", 1093), ("skip", 2709)])
+def test_a_member_by_flow_passes_and_takes_while_frames_come(
+    explorer_of_flows: Explorer, policy: str, least: int
+) -> None:
+    member = explorer_of_flows.reader("member", policy, split=2, member=0, by="flow")
+    _fill(explorer_of_flows, 1)
+    _explored(
+        explorer_of_flows,
+        least,
+        Process(explorer_of_flows.reads(member), explorer_of_flows.reader_dies("member")),
+        Process(explorer_of_flows.writes(1), nothing),
+    )
+
+
+def test_what_a_member_looks_at_becomes_its_own(explorer_of_flows: Explorer) -> None:
+    """The writer laps it: where it looks lies another flow, and it has passed what it did not see."""
+    member = explorer_of_flows.reader("member", "skip", split=2, member=0, by="flow")
+    _fill(explorer_of_flows, 1)
+    _explored(
+        explorer_of_flows,
+        5008,
+        Process(explorer_of_flows.passes(member)),
+        Process(explorer_of_flows.writes(2)),
+    )
+
+
+def test_one_falls_asleep_on_two_rings_while_both_bring_a_packet(explorer_of_two: Explorer) -> None:
+    """Whichever comes first wakes it, though the other has not begun."""
+    for i, ring in enumerate(explorer_of_two.rings):
+        explorer_of_two.reader(f"of {i}", "gate", ring)
+    _explored(
+        explorer_of_two,
+        3932,
+        Process(explorer_of_two.sleeps_on_all()),
+        *[Process(explorer_of_two.writes(1, writer)) for writer in explorer_of_two.writers],
     )

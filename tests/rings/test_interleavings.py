@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numba import carray
 from ring_loops import put, reserve_only
-from slow_motion import Died, Stepper, as_record, die
+from slow_motion import Died, Stepper, as_record, die, flow_of
 
 import rings
 from rings import locks
@@ -41,6 +41,9 @@ def scribble(state, frames, size):  # type: ignore[no-untyped-def]
     for i in range(frames):
         at = w.descriptors + ((w.head + i) & (w.frames - 1)) * 32
         carray(pointer(at), 4, np.int64)[1 if i == 0 else 0 :] = -0x1111111111111112
+        if w.sources != 0:
+            at = w.sources + ((w.head + i) & (w.frames - 1)) * 32
+            carray(pointer(at), 4, np.int64)[:] = -0x1111111111111112
     last = w.descriptors + ((w.head + frames) & (w.frames - 1)) * 32
     carray(pointer(last), 1, np.int64)[0] = -0x1111111111111112
 
@@ -48,8 +51,8 @@ def scribble(state, frames, size):  # type: ignore[no-untyped-def]
 class World:
     """A ring, its writer, and what was written."""
 
-    def __init__(self, name: str) -> None:
-        self.ring = rings.create(name, frames=N, arena_bytes=M, readers=3)
+    def __init__(self, name: str, *, number: int = 0, sources: bool = False) -> None:
+        self.ring = rings.create(name, number=number, frames=N, arena_bytes=M, readers=3, sources=sources)
         self.writer = self.ring.writer()
 
     @property
@@ -59,6 +62,10 @@ class World:
     def write(self, frames: int) -> int:
         """As many as there is room for, of `frames`."""
         for done in range(frames):
+            if self.ring.geometry.sources:
+                if not self.writer.write(payload(self.head), flow=flow_of(self.head, N), timeout_s=0):
+                    return done
+                continue
             data = np.frombuffer(payload(self.head) + b"-", np.uint8)
             if not put(self.writer.record, data, np.array([data.size - 1]), np.zeros(1, np.int64)):
                 return done
@@ -78,9 +85,17 @@ class World:
 
     def balanced(self) -> None:
         for info in self.ring.readers():
-            assert min(info.delivered, info.skipped, info.unread) >= 0
-            assert info.delivered + info.skipped + info.unread + info.joined_packets == self.head
+            done = info.delivered + info.skipped + info.passed
+            assert min(info.delivered, info.skipped, info.passed, info.unread) >= 0
+            assert done + info.unread + info.joined_packets == self.head
             assert info.unread == info.lag  # a frame is a packet
+
+    def check_share(self, name: str, split: int, member: int) -> None:
+        """A member by flow has handled what is its own, but what it says that it skipped."""
+        info = next(info for info in self.ring.readers() if info.name == name)
+        joined = int(self.ring.slots[info.index]["joined_frame"])
+        own = sum(flow_of(sequence, N) % split == member for sequence in range(joined, info.cursor))
+        assert own - info.skipped <= info.delivered <= own
 
     def resume(self) -> None:
         self.writer.abandon()
@@ -96,6 +111,21 @@ def world(name: str) -> Iterator[World]:
     made = World(name)
     yield made
     made.close()
+
+
+@pytest.fixture
+def world_of_flows(name: str) -> Iterator[World]:
+    made = World(name, sources=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def two_worlds(name: str) -> Iterator[list[World]]:
+    made = [World(name, number=number) for number in range(2)]
+    yield made
+    for world in made:
+        world.close()
 
 
 def _forget(reader: Reader) -> None:
@@ -167,6 +197,47 @@ def test_what_a_writer_does_during_a_skippers_poll_is_never_torn(
     (info,) = world.ring.readers()
     assert info.unread == 0
     assert info.delivered + info.skipped == world.head
+    reader.close()
+
+
+@pytest.mark.parametrize("lag", [1, N - 1])
+def test_what_a_writer_does_while_a_member_looks_whose_frames_are(
+    world_of_flows: World, lag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It handles its own flows and no others, and bills to the packet what it passes and what it lost."""
+    world = world_of_flows
+    reader = world.ring.reader("member", policy="skip", split=2, member=1, by="flow")
+    stepper = Stepper(monkeypatch, reader_module)
+
+    def take() -> bool:
+        batch = reader.poll()
+        if batch is not None:
+            world.check(batch)
+            assert {flow_of(batch.first + i, N) % 2 for i in range(batch.frames)} == {1}
+        return batch is not None
+
+    def step() -> None:
+        world.write(lag)
+        take()
+
+    places = 0
+    for k, (frames, size) in BURSTS:
+
+        def burst(k: int = k, frames: int = frames, size: int = size) -> None:
+            world.write(k)
+            if frames:
+                world.start_a_batch(frames, size)
+
+        for at in _every_place(stepper, step, burst):
+            places = max(places, at)
+            world.balanced()
+            while take():
+                pass
+            world.check_share("member", 2, 1)
+    assert places > 15
+    (info,) = world.ring.readers()
+    assert info.unread == 0
+    assert min(info.delivered, info.skipped, info.passed) > 0
     reader.close()
 
 
@@ -525,3 +596,70 @@ def test_falling_asleep_at_any_place_of_a_publish(world: World, monkeypatch: pyt
         futex.expected = -1
     reader.close()
     other.close()
+
+
+def _fall_asleep_on_two(
+    two_worlds: list[World], monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]
+) -> Iterator[tuple[list[Reader], Callable[[], bool]]]:
+    """Somebody falls asleep on two rings, and something happens at every place of it: (readers, asleep?)."""
+    readers = [world.ring.reader(name="sleeper") for world in two_worlds]
+    stepper = Stepper(monkeypatch, wait_module)
+    expected: list[int] = []
+
+    def futex_wait_any(waiters: Any, deadline_ns: int) -> int:
+        stepper._step()
+        expected[:] = waiters[:, 0].tolist()
+        return 0
+
+    def asleep() -> bool:
+        return expected == [int(world.ring.counters["wake"]) for world in two_worlds]
+
+    def step() -> None:
+        expected.clear()
+        wait_module._sleep_any([as_record(reader.record) for reader in readers], 1 << 62)
+
+    monkeypatch.setattr(wait_module, "futex_wait_any", futex_wait_any)
+    for _ in _every_place(stepper, step, happen):
+        yield readers, asleep
+    for reader in readers:
+        reader.close()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_publish_at_any_place_of_falling_asleep_on_two_rings(
+    two_worlds: list[World], which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, world = 0, two_worlds[which]
+    for readers, asleep in _fall_asleep_on_two(two_worlds, monkeypatch, lambda: world.write(1)):
+        if world.head == int(readers[which].record[0]["cursor"]):
+            assert asleep()
+            world.write(1)
+        assert not asleep()
+        places += 1
+        while readers[which].poll() is not None:
+            pass
+    assert places > 8
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_end_of_one_of_two_rings_at_any_place_of_falling_asleep(
+    two_worlds: list[World], which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes, once; who then sleeps on is woken by what comes in the other, and by its end."""
+    ending, other = two_worlds[which], two_worlds[1 - which]
+    places = 0
+
+    def end() -> None:
+        ending.writer.close()
+
+    for readers, asleep in _fall_asleep_on_two(two_worlds, monkeypatch, end):
+        records = [as_record(reader.record) for reader in readers]
+        wait_module._sleep_any(records, 1 << 62)
+        assert asleep()
+        assert other.write(1) == 1
+        assert not asleep()
+        assert readers[1 - which].poll() is not None
+        assert readers[1 - which].poll() is None
+        ending.resume()
+        places += 1
+    assert places > 8

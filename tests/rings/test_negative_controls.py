@@ -40,9 +40,11 @@ Patch = pytest.MonkeyPatch
 # The checks: functions of the suite, called as it calls them ----------------------------------------------
 
 
-def _in_a_world(check: Callable[[World, Patch], None]) -> Callable[[str, Patch], None]:
+def _in_a_world(
+    check: Callable[[World, Patch], None], *, sources: bool = False
+) -> Callable[[str, Patch], None]:
     def run(name: str, monkeypatch: Patch) -> None:
-        world = World(name)
+        world = World(name, sources=sources)
         try:
             check(world, monkeypatch)
         finally:
@@ -50,6 +52,9 @@ def _in_a_world(check: Callable[[World, Patch], None]) -> Callable[[str, Patch],
 
     run.__name__ = check.__name__
     return run
+
+
+_in_a_world_of_flows = functools.partial(_in_a_world, sources=True)
 
 
 @_in_a_world
@@ -60,6 +65,25 @@ def a_skipper_polls(world: World, monkeypatch: Patch) -> None:
 @_in_a_world
 def a_skipper_is_lapped(world: World, monkeypatch: Patch) -> None:
     interleavings.test_what_a_writer_does_during_a_skippers_poll_is_never_torn(world, 3 * N, monkeypatch)
+
+
+@_in_a_world_of_flows
+def a_member_by_flow_polls(world: World, monkeypatch: Patch) -> None:
+    interleavings.test_what_a_writer_does_while_a_member_looks_whose_frames_are(world, N - 1, monkeypatch)
+
+
+@_in_a_world_of_flows
+def a_member_by_flow_waits(world: World, monkeypatch: Patch) -> None:
+    interleavings.test_what_a_writer_does_while_a_member_looks_whose_frames_are(world, 1, monkeypatch)
+
+
+def a_sleep_on_two_rings_is_published_into(name: str, monkeypatch: Patch) -> None:
+    worlds = [World(name, number=number) for number in range(2)]
+    try:
+        interleavings.test_a_publish_at_any_place_of_falling_asleep_on_two_rings(worlds, 1, monkeypatch)
+    finally:
+        for world in worlds:
+            world.close()
 
 
 @_in_a_world
@@ -148,10 +172,14 @@ class Fault:
 
 
 LOOK = "overtaken = max(load_relaxed(r.writer + _FLOOR) - r.cursor, 0)"
+SCANNED = "        if load_relaxed(r.writer + _FLOOR) > r.cursor:\n"
+SCAN = "        ours = r.cursor\n"
 PUBLISHED = "    store_release(w.writer + _PUBLISHED, head)  # pairs with the acquire in reader.poll\n"
 CLEARED = "        store_relaxed_u32(w.waiting, 0)\n"
 RAISED = "        fetch_add_u32(w.writer + _WAKE, 1)\n"
 SAID = "    store_relaxed_u32(r.waiting, 1)\n    fence_seq_cst()  # pairs with the fence in writer._wake\n"
+SAID_ALL = "        store_relaxed_u32(r.waiting, 1)\n"
+LOOKED_AT_ALL = "        now_ns = monotonic_ns()\n"
 EVICT = "evicted |= compare_and_swap(slot, word, word - _ACTIVE + _FREE)"
 
 FAULTS = [
@@ -200,6 +228,38 @@ FAULTS = [
         "_pass_blocks",
         (("            return 0\n", "            return ((block + 1) << _BLOCK_SHIFT) - r.cursor\n"),),
         a_member_passes,
+    ),
+    Fault(
+        "no look at the floor after the scan of the flows",
+        *(reader_module, "_pass_flows", ((SCANNED, "        if False:\n"),), a_member_by_flow_polls),
+    ),
+    Fault(
+        "a look at the floor before the scan of the flows",
+        reader_module,
+        "_pass_flows",
+        (
+            (SCAN, SCAN + "        overtaken = load_relaxed(r.writer + _FLOOR) > r.cursor\n"),
+            (SCANNED, "        if overtaken:\n"),
+        ),
+        a_member_by_flow_polls,
+    ),
+    Fault(
+        "a member by flow takes what is published after its scan",
+        reader_module,
+        "_pass_flows",
+        (("return end - ours\n", "return load_acquire(r.writer + _PUBLISHED) - ours\n"),),
+        a_member_by_flow_waits,
+    ),
+    Fault(
+        "a member by flow takes what comes when it has passed all there was",
+        reader_module,
+        "_pass_flows",
+        (("return end - ours\n", "return end - ours if end > ours else r.frames\n"),),
+        a_member_by_flow_waits,
+    ),
+    Fault(
+        "what a member by flow passes is counted as delivered",
+        *(reader_module, "_pass_flows", (("r.passed +=", "r.delivered +="),), a_member_by_flow_polls),
     ),
     Fault(
         "one who came back works in place",
@@ -280,6 +340,36 @@ FAULTS = [
             ("if timeout_ns > 0:\n", "if timeout_ns > 0:\n            store_relaxed_u32(r.waiting, 1)\n"),
         ),
         a_sleep_is_published_into,
+    ),
+    Fault(
+        "looks at all rings, then says that it sleeps on them",
+        wait_module,
+        "_sleep_any",
+        (
+            (SAID_ALL, ""),
+            (LOOKED_AT_ALL, "        for r in readers:\n    " + SAID_ALL + LOOKED_AT_ALL),
+        ),
+        a_sleep_on_two_rings_is_published_into,
+    ),
+    Fault(
+        "says to the first ring alone that it sleeps",
+        wait_module,
+        "_sleep_any",
+        ((SAID_ALL, SAID_ALL.replace("r.waiting", "readers[0].waiting")),),
+        a_sleep_on_two_rings_is_published_into,
+    ),
+    Fault(
+        "expects what a ring's word is after the look",
+        wait_module,
+        "_sleep_any",
+        (
+            (
+                LOOKED_AT_ALL,
+                "        for i in range(len(readers)):\n"
+                "            waiters[i, 0] = load_acquire_u32(readers[i].writer + _WAKE)\n" + LOOKED_AT_ALL,
+            ),
+        ),
+        a_sleep_on_two_rings_is_published_into,
     ),
 ]
 
