@@ -114,8 +114,8 @@ UNKNOWN: Value = ("?", None)
 Registers = dict[str, Value]
 _SECTIONS = {"writer": layout.WRITER, "slot": layout.READER}  # of whose words we know the names
 _POINTERS = (
-    *("writer", "waiting", "slot", "slots", "descriptors", "arena"),
-    *("copied_descriptors", "copied_arena", "batch_descriptors", "batch_arena"),
+    *("writer", "waiting", "slot", "slots", "descriptors", "sources", "arena"),
+    *("copied_descriptors", "copied_sources", "copied_arena", "batch_descriptors", "batch_sources", "batch_arena"),
 )
 
 
