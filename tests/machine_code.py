@@ -115,7 +115,8 @@ Registers = dict[str, Value]
 _SECTIONS = {"writer": layout.WRITER, "slot": layout.READER}  # of whose words we know the names
 _POINTERS = (
     *("writer", "waiting", "slot", "slots", "descriptors", "sources", "arena"),
-    *("copied_descriptors", "copied_sources", "copied_arena", "batch_descriptors", "batch_sources", "batch_arena"),
+    *("copied_descriptors", "copied_sources", "copied_arena"),
+    *("batch_descriptors", "batch_sources", "batch_arena"),
 )
 
 
