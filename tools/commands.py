@@ -307,6 +307,20 @@ def bench(arguments: tuple[str, ...]) -> int:
     return runner.main(arguments)
 
 
+# ── pin ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@rxring.command(
+    add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def pin(arguments: tuple[str, ...]) -> int:
+    """Decide, and prove, which CPU takes interrupts, receives, processes."""
+    from tools import pin
+
+    return pin.main(arguments)
+
+
 # ── rings ────────────────────────────────────────────────────────────────────────────────────────────
 
 

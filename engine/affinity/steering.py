@@ -40,6 +40,10 @@ def rps_path(device: str, queue: int, root: Path = ROOT) -> Path:
     return _queues(device, root) / f"rx-{queue}" / "rps_cpus"
 
 
+def rfs_path(device: str, queue: int, root: Path = ROOT) -> Path:
+    return _queues(device, root) / f"rx-{queue}" / "rps_flow_cnt"
+
+
 def xps_path(device: str, queue: int, root: Path = ROOT) -> Path:
     return _queues(device, root) / f"tx-{queue}" / "xps_cpus"
 

@@ -1,0 +1,53 @@
+"""A forked child's own network namespace, /sys and /run, with a veth of many queues: nothing of the machine
+is touched, and all of it goes with the child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import subprocess
+from collections.abc import Mapping
+
+import pytest
+
+_NEWNS, _NEWNET = 0x0002_0000, 0x4000_0000
+_REC_PRIVATE = 0x4000 | 1 << 18
+QUEUES = 8
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make namespaces")
+
+
+def enter() -> None:
+    """This process goes into namespaces of its own: lo, and v0 joined with v1, of QUEUES queues each."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def check(answer: int) -> None:
+        assert answer == 0, os.strerror(ctypes.get_errno())
+
+    check(libc.unshare(_NEWNET | _NEWNS))
+    check(libc.mount(b"none", b"/", None, _REC_PRIVATE, None))
+    check(libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None))
+    check(libc.mount(b"tmpfs", b"/run", b"tmpfs", 0, None))
+    queues = ["numrxqueues", str(QUEUES), "numtxqueues", str(QUEUES)]
+    ip("link", "add", "v0", *queues, "type", "veth", "peer", "name", "v1", *queues)
+    for device in ("lo", "v0", "v1"):
+        ip("link", "set", device, "up")
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+def masks() -> Mapping[str, str]:
+    """Every file of this process's /sys and /proc that `rxring pin` may write."""
+    found = {}
+    patterns = ("/sys/class/net/*/queues/*/*ps_*", "/proc/irq/*/smp_affinity_list")
+    for path in (path for pattern in patterns for path in glob.glob(pattern)):
+        try:
+            with open(path) as file:
+                found[path] = file.read()
+        except OSError:  # XPS of a single queue
+            continue
+    return found

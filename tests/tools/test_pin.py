@@ -1,0 +1,269 @@
+"""`rxring pin`: what it shows on machines of all kinds, what it refuses, that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trees
+from forked import Child
+from namespace_of_its_own import enter, masks, needs_root
+
+from engine.affinity import journal, layouts
+from engine.errors import Refused
+from tools import cli, pin
+
+ROOT = Path(__file__).resolve().parents[2]
+Object = dict[str, Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def the_machine_is_as_before() -> Iterator[None]:
+    before = masks()
+    yield
+    assert masks() == before
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`run(root, *args)`: what the command prints, on that machine."""
+
+    def call(root: Path, *args: str, code: int = 0) -> str:
+        assert pin.main(args, root) == code
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out
+
+    return call
+
+
+def objects(text: str) -> list[Object]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# ── show ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_show_on_the_vm(tmp_path: Path, run: Callable[..., str]) -> None:
+    root = trees.vm(tmp_path).root
+    text = run(root, "show")
+    assert "CPUs  online 0-1  allowed 0-1  isolated none  offline none" in text
+    assert "39         eth0  virtio2-output.0  0-1   1" in text  # wish and fact
+    assert "packets since the boot  CPU 1 50.2 %  CPU 0 49.8 %" in text
+    assert "irqbalance" not in text
+    [view] = objects(run(root, "show", "--json"))
+    assert view["cpus"][1]["llc"] == [0, 1]
+    assert (view["offline"], view["irqbalance"], view["rfs_entries"]) == ([], None, 0)
+    eth0 = next(device for device in view["devices"] if device["name"] == "eth0")
+    assert eth0["irqs"][1] == {
+        "number": 38,
+        "actions": ["virtio2-input.0"],
+        "wish": [0, 1],
+        "fact": [0],
+        "managed": False,
+    }
+    assert view["softirqs"][1]["processed"] == 101
+    assert view["softirqs"][1]["net_rx"] == 10
+
+
+def test_show_on_the_server_is_short(tmp_path: Path, run: Callable[..., str]) -> None:
+    root = trees.server(tmp_path).root
+    text = run(root, "show")
+    assert len(text.splitlines()) < 40
+    assert max(map(len, text.splitlines())) <= 80
+    assert "offline 5,40,69" in text
+    assert "32-39,96-103" in text  # a row for each cache
+    assert "by the kernel" in text  # the managed interrupt
+    assert "117 more" in text
+    assert "irqbalance runs (process 812)" in text
+
+
+def test_show_at_256_cpus_with_many_interrupts(tmp_path: Path, run: Callable[..., str]) -> None:
+    tree = trees.Tree(tmp_path)
+    places = {cpu: trees.Place(cpu // 128, cpu // 8, cpu, cpu // 128) for cpu in range(256)}
+    tree.cpus(places, allowed=range(256))
+    irqs = {number: f"eth0-rx-{number - 200}" for number in range(200, 264)}
+    tree.device("eth0", rx=64, tx=64, at="0000:81:00.0", driver="ice", irqs=irqs)
+    for number, action in irqs.items():
+        tree.irq(number, action, "0-127", str(number - 200))
+    text = run(tree.root, "show")
+    assert len(text.splitlines()) < 50
+    assert "200-263    eth0  64, each in --json  0-127  0-63" in text
+
+
+def test_cores_without_a_shared_cache_are_one_row(tmp_path: Path, run: Callable[..., str]) -> None:
+    tree = trees.Tree(tmp_path)
+    tree.cpus({cpu: trees.Place(0, cpu, cpu, cpu // 64) for cpu in range(128)}, allowed=range(128))
+    text = run(tree.root, "show")
+    assert "each core its own" in text
+    assert text.count("each core") == 2  # nodes
+
+
+def test_show_on_arm_and_in_the_container(tmp_path: Path, run: Callable[..., str]) -> None:
+    assert "21         eth0  eth0       0-3   0" in run(trees.arm(tmp_path / "arm").root, "show")
+    assert "allowed 2,4" in run(trees.container(tmp_path / "c").root, "show")
+
+
+def test_show_here_takes_half_a_second_and_loads_no_compiler() -> None:
+    """As a script from anywhere, as an ordinary user would."""
+    command = [sys.executable, "-X", "importtime", f"{ROOT}/tools/pin.py", "show", "--json"]
+    began = time.monotonic()
+    done = subprocess.run(command, check=True, cwd="/", capture_output=True, text=True, timeout=60)
+    took = time.monotonic() - began
+    assert "lo" in [device["name"] for device in json.loads(done.stdout)["devices"]]
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "click" in imported
+    assert not imported & {"numba", "numpy", "rich"}
+    assert took < 5.0  # a machine that is busy; the time itself is 0.2 s
+
+
+# ── layouts ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_layouts_with_reasons(tmp_path: Path, run: Callable[..., str]) -> None:
+    root = trees.vm(tmp_path).root
+    text = run(root, "layouts", "--device", "lo")
+    assert "split           1        0  1" in text
+    assert "layout sibling cannot be had: no core has two threads (SMT)" in text
+    assert "lo has no interrupts of its own" in text
+    assert "interrupts of its own" not in run(root, "layouts", "--device", "eth0")
+    found = objects(run(root, "layouts", "--device", "eth0", "--json"))
+    assert [layout["layout"] for layout in found] == list(layouts.NAMES)
+    assert found[2] == {
+        "possible": True,
+        "layout": "split",
+        "interrupt": 1,
+        "receive": 0,
+        "process": [1],
+        "interrupt_by": "irq",
+        "note": "processing shares the interrupt CPU: no other is left",
+    }
+    assert found[1]["possible"] is False
+    assert found[1]["interrupt"] is None
+
+
+# ── apply, restore ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_apply_and_restore(tmp_path: Path, run: Callable[..., str]) -> None:
+    tree = trees.vm(tmp_path)
+    text = run(tree.root, "apply", "split", "--device", "eth0")
+    assert f"{tmp_path}/proc/irq/38/smp_affinity_list: 0-1 -> 1" in text
+    assert "run with --rx-cpu 0 --consumer HANDLER@1" in text
+    assert tree.read("proc/irq/38/smp_affinity_list") == "1"
+    assert f"{tmp_path}/proc/irq/38/smp_affinity_list: 1 -> 0-1" in run(tree.root, "restore")
+    assert tree.read("proc/irq/38/smp_affinity_list") == "0-1"
+    assert run(tree.root, "restore") == "nothing to restore\n"
+
+
+def test_apply_as_json(tmp_path: Path, run: Callable[..., str]) -> None:
+    tree = trees.vm(tmp_path)
+    [view] = objects(run(tree.root, "apply", "same", "--device", "lo", "--json"))
+    assert view == {
+        "layout": "same",
+        "interrupt": 1,
+        "receive": 1,
+        "process": [0],
+        "device": "lo",
+        "interrupt_by": "rps",
+        "journal": 1,
+        "applied": True,
+        "writes": [{"path": f"{tmp_path}/sys/class/net/lo/queues/rx-0/rps_cpus", "old": "0", "new": "2"}],
+        "refusals": [],
+    }
+    tree.write("sys/class/net/lo/queues/rx-0/rps_cpus", "1")
+    [file] = objects(run(tree.root, "restore", "--json"))
+    assert (file["found"], file["value"], file["state"]) == ("1", "0", "drifted")
+
+
+def test_a_dry_run_writes_nothing_and_foresees_refusals(tmp_path: Path, run: Callable[..., str]) -> None:
+    tree = trees.server(tmp_path)
+    text = run(tree.root, "apply", "split", "--device", "eth0", "--dry-run", code=2)
+    assert text.count("smp_affinity_list: 32-39,41-63 -> 32") == 9
+    assert "interrupt 108 (mlx5_comp8) of eth0 is managed" in text
+    assert "irqbalance (process 812)" in text
+    assert "run with" not in text
+    assert tree.read("proc/irq/100/smp_affinity_list") == "32-39,41-63"
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(Refused, match=r"managed.*irqbalance"):
+        pin.main(["apply", "split", "--device", "eth0"], tree.root)
+    assert not (tmp_path / "run").exists()
+    assert "refused" not in run(tree.root, "apply", "split", "--device", "lo", "--dry-run")
+
+
+def test_a_layout_from_a_file(tmp_path: Path, run: Callable[..., str]) -> None:
+    tree, file = trees.container(tmp_path), tmp_path / "mine.toml"
+    file.write_text('device = "eth0"\ninterrupt = 4\nreceive = 2\nprocess = 2\n')
+    [view] = objects(run(tree.root, "apply", str(file), "--json"))
+    assert (view["layout"], view["device"], view["writes"][0]["new"]) == ("mine", "eth0", "10")
+    run(tree.root, "restore")
+    [view] = objects(run(tree.root, "apply", str(file), "--device", "lo", "--json"))
+    assert view["device"] == "lo"
+    file.write_text('device = "eth0"\ninterrupt = 0\nreceive = 2\nprocess = 2\n')
+    with pytest.raises(Refused, match=r"CPU 0 is outside the cpuset .*: choose from 2,4$"):
+        pin.main(["apply", str(file)], tree.root)
+
+
+@pytest.mark.parametrize(
+    ("args", "what"),
+    [
+        (["apply", "split"], "--device is missing: choose from "),
+        (["apply", "split", "--device", "eth99"], "no network device 'eth99': choose from "),
+        (["apply", "none.toml"], "none.toml: No such file or directory: give one of same, sibling"),
+        (["apply"], "LAYOUT|FILE.toml is missing: see `rxring pin apply --help`"),
+        (["arrange"], "no such command 'arrange': see `rxring pin --help`"),
+        (["show", "--jsn"], "unknown flag --jsn: did you mean --json?"),
+    ],
+)
+def test_bad_arguments(capsys: pytest.CaptureFixture[str], args: list[str], what: str) -> None:
+    assert cli.main(["pin", *args]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"rxring: {what}")
+    assert err.count("\n") == 1
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["--help"], []):
+        assert cli.main(["pin", *args]) == 0
+        assert "restore" in capsys.readouterr().out
+    assert cli.main(["pin", "apply", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: rxring pin apply [OPTIONS] LAYOUT|FILE.toml")
+
+
+def test_an_ordinary_user_may_look_and_is_told_what_needs_root(fork: Callable[..., Child]) -> None:
+    def look() -> None:
+        if os.getuid() == 0:
+            os.setresuid(65534, 65534, 65534)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        for args in (["show"], ["layouts", "--device", "lo"], ["restore"]):
+            assert pin.main(args) == 0
+        assert pin.main(["apply", "same", "--device", "lo", "--dry-run"]) == 0
+        with pytest.raises(Refused, match="needs root"):
+            pin.main(["apply", "same", "--device", "lo"])
+
+    assert fork(look).wait() == 0
+
+
+def through_the_command() -> None:
+    enter()
+    before = masks()
+    assert cli.main(["pin", "apply", "same", "--device", "v0"]) == 0
+    assert cli.main(["pin", "apply", "same", "--device", "lo"]) == 0
+    assert masks() != before
+    assert [found.about["device"] for found in journal.journals()] == ["v0", "lo"]
+    assert cli.main(["pin", "restore"]) == 0
+    assert masks() == before
+
+
+@needs_root
+@pytest.mark.root
+def test_the_command_on_real_devices(fork: Callable[..., Child]) -> None:
+    assert fork(through_the_command).wait() == 0
