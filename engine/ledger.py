@@ -141,11 +141,16 @@ def balance(
     exact = False
     of_others, residual = _rest(sent_frames, socket_dropped_frames + after_stop_frames + frames, explained)
     if socket_dropped is not None and after_stop is not None:
-        in_packets = _rest(sent, socket_dropped + after_stop + lost_in_flight + received, explained)
+        ours = socket_dropped + after_stop + lost_in_flight + received
+        in_packets = _rest(sent, ours, explained)
         # Below the socket a GSO message is one: where those explain it all, it is they who were dropped.
         exact = not (explained and in_packets[1] and residual == 0)
         if exact:
             of_others, residual = in_packets
+        if exact and residual and sent and sent_frames:
+            messages = -(-(sent - ours) // -(-sent // sent_frames))  # the fewest that hold what is missing
+            if 0 < messages <= explained:
+                exact, of_others, residual = False, explained - messages, 0
     adds_up = received == refused + published and all(
         published - c["joined"] == c["delivered"] + c["skipped"] + c["passed"] + c["unread"]
         for c in consumers.values()

@@ -289,3 +289,31 @@ def test_other_traffic_of_the_machine_leaves_our_ledger_balanced(name: str, ours
     online = topology.online()
     assert {row["cpu"] for row in layers["softnet"]} >= set(online)
     assert sum(row["processed"] for row in layers["softnet"]) >= source.sent + 900
+
+
+@pytest.mark.parametrize(
+    ("dropped", "balanced", "others"),
+    [(13_095, True, 0), (13_100, True, 5), (13_094, False, None)],
+)
+def test_whole_messages_from_a_backlog_beside_packets_from_the_socket(
+    dropped: int, balanced: bool, others: int | None
+) -> None:
+    """GSO without GRO: the sender's frames are messages of 8, the receiver's are packets. Neither unit fits."""
+    book = balance(
+        sent=1_185_977,
+        sent_frames=148_276,
+        shared=Shared(0, dropped, 1_065_561, 1_065_561),
+        socket_dropped=1_065_561,
+        socket_dropped_frames=1_065_561,
+        after_stop=0,
+        after_stop_frames=0,
+        lost_in_flight=0,
+        received=15_656,
+        frames=15_656,
+        refused=0,
+        published=15_656,
+        consumers={},
+    )
+    assert book["balanced"] is balanced
+    if balanced:
+        assert (book["residual"], book["exact"], book["of_others"]) == (0, False, others)
