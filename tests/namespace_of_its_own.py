@@ -32,8 +32,9 @@ def enter() -> None:
     check(libc.mount(b"tmpfs", b"/run", b"tmpfs", 0, None))
     queues = ["numrxqueues", str(QUEUES), "numtxqueues", str(QUEUES)]
     ip("link", "add", "v0", *queues, "type", "veth", "peer", "name", "v1", *queues)
-    for device in ("lo", "v0", "v1"):
-        ip("link", "set", device, "up")
+    ip("link", "set", "lo", "up")
+    for device in ("v0", "v1"):
+        ip("link", "set", device, "addrgenmode", "none", "up")  # without IPv6 nobody speaks of himself
 
 
 def ip(*words: str) -> None:

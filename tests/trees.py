@@ -59,6 +59,7 @@ class Tree:
         self.write("proc/self/status", f"Name:\tpython\nCpus_allowed_list:\t{format_cpu_list(allowed)}")
         self.write("proc/softirqs", _softirqs(list(places)))
         self.write("proc/net/softnet_stat", _softnet(online))
+        self.write("proc/interrupts", _interrupts(online))
         for node in {places[cpu].node for cpu in places}:
             self.write(
                 f"{SYSTEM}/node/node{node}/cpulist", _with(places, online, lambda p, n=node: p.node == n)
@@ -139,6 +140,12 @@ class Tree:
         if action:
             (self.root / folder / action).mkdir()
 
+    def irq_moves(self, number: int, fact: str) -> None:
+        """As the kernel does it once the next one comes."""
+        path = f"proc/irq/{number}/effective_affinity_list"
+        (self.root / path).unlink()
+        self.write(path, fact, 0o444)
+
     def process(self, pid: int, name: str, cpus: str = "0") -> None:
         self.write(f"proc/{pid}/comm", name)
         self.write(f"proc/{pid}/status", f"Name:\t{name}\nCpus_allowed_list:\t{cpus}")
@@ -154,6 +161,18 @@ def _softirqs(cpus: Sequence[int]) -> str:
         f"{kind}: {' '.join(str(cpu + add) for cpu in cpus)}" for kind, add in (("NET_TX", 1), ("NET_RX", 9))
     ]
     return "\n".join([f"                    {head}", *rows])
+
+
+def _interrupts(cpus: Sequence[int]) -> str:
+    """Two of devices, which count the CPU's number and 5, and one that is none."""
+    head = "           " + " ".join(f"CPU{cpu}" for cpu in cpus)
+    rows = [(" 38", 0, "PCI-MSIX 1-edge eth0"), (" 39", 5, "PCI-MSIX 2-edge x"), ("LOC", 99, "Local timer")]
+    return "\n".join(
+        [
+            head,
+            *(f"{name}: {' '.join(str(c if n == 0 else n) for c in cpus)}  {what}" for name, n, what in rows),
+        ]
+    )
 
 
 def _softnet(cpus: Sequence[int]) -> str:

@@ -5,8 +5,10 @@ Looking needs no rights, and neither numpy nor numba is loaded.
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,15 @@ if __name__ == "__main__":
 import click
 import msgspec
 
-from engine.affinity import devices, interrupts, journal, layouts, steering, topology
+from engine.affinity import checks, devices, interrupts, journal, launch, layouts, load, steering, topology
+from engine.affinity.checks import Check
 from engine.affinity.devices import Device
 from engine.affinity.layouts import Layout
 from engine.affinity.topology import ROOT, Topology
-from engine.errors import Refused
-from engine.net.counters import Softnet, parse_softnet
-from tools.commands import mark
+from engine.errors import Failed, Refused
+from engine.signals import END_SIGNALS
+from engine.spec import RUN
+from tools.commands import flag, mark
 
 Object = dict[str, Any]
 _JSON = mark("--json", "One JSON object a line on stdout.")
@@ -79,17 +83,8 @@ def describe(root: Path = ROOT) -> Object:
         "devices": [msgspec.to_builtins(device) for device in devices.read_all(root)],
         "rfs_entries": steering.rfs_entries(root),
         "irqbalance": interrupts.irqbalance(root),
-        "softirqs": list(_softirqs(machine, root)),
+        "load": [{"cpu": cpu, **row._asdict()} for cpu, row in load.read(root).items()],
     }
-
-
-def _softirqs(machine: Topology, root: Path) -> Iterator[Object]:
-    """Of each CPU since the boot: how often softirqs ran (net_rx, net_tx), and packets."""
-    runs = interrupts.parse_softirqs((root / "proc/softirqs").read_text())
-    packets = parse_softnet((root / "proc/net/softnet_stat").read_text(), machine.online)
-    for cpu in machine.online:
-        kinds = {kind.lower(): runs.get(kind, {}).get(cpu, 0) for kind in ("NET_RX", "NET_TX")}
-        yield {"cpu": cpu, **kinds, **packets.get(cpu, Softnet())._asdict()}
 
 
 # ── layouts ──────────────────────────────────────────────────────────────────────────────────────────
@@ -195,6 +190,85 @@ def restore(root: Path, json: bool | None) -> int:
         from tools import pin_tables
 
         pin_tables.restored(done)
+    return 0
+
+
+# ── verify ───────────────────────────────────────────────────────────────────────────────────────────
+
+_AGAIN_S = 10.5  # irqbalance looks every ten seconds
+
+
+@pin.command()
+@mark("--traffic", "Count packets, too: ours over lo, else whatever comes; and look again after ten seconds.")
+@_JSON
+@click.pass_obj
+def verify(root: Path, traffic: bool | None, json: bool | None) -> int:
+    """Is it so? The layout applied last is read back, and the threads of running engines are looked at."""
+    wrong = _look(root, bool(traffic), bool(json))
+    if traffic:
+        time.sleep(_AGAIN_S)
+        wrong += _look(root, True, bool(json))
+    if wrong:
+        count = "1 thing is" if len(wrong) == 1 else f"{len(wrong)} things are"
+        first = wrong[0]
+        raise Failed(f"{count} not as the layout says: {first.what}: {first.found}, not {first.wanted}")
+    return 0
+
+
+def _look(root: Path, with_traffic: bool, json: bool) -> list[Check]:
+    """One look, printed; what is wrong."""
+    layout, made = checks.applied(root)
+    device = made.about["device"]
+    found = [*checks.read_back(layout, made, root), *checks.engine_threads(layout)]
+    if with_traffic:
+        found += checks.traffic(layout, device)
+    wrong = [check for check in found if not check.ok]
+    view = {"layout": layout.name, "device": device, "ok": not wrong, "checks": msgspec.to_builtins(found)}
+    if json:
+        _print_json(view)
+    else:
+        from tools import pin_tables
+
+        pin_tables.verified(view)
+    return wrong
+
+
+# ── run, watch ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pin.command(context_settings={"allow_interspersed_args": False})
+@flag("--cpus", "LIST", lambda text: topology.parse_cpu_list(str(text)), "Where it may run: 0, or 0-3,8.")
+@flag("--fifo", "N", RUN["fifo"], "Real-time priority: SCHED_FIFO, 1 to 99.")
+@click.argument("command", nargs=-1, required=True, metavar="-- COMMAND…", type=click.UNPROCESSED)
+def run(cpus: tuple[int, ...] | None, fifo: int | None, command: tuple[str, ...]) -> int:
+    """Run a command pinned, with every thread and child it makes, and say where they ran.
+
+    The report is on stderr, the exit code the command's own.
+    """
+    ended = launch.run(command, cpus, fifo)
+
+    from tools import pin_tables
+
+    pin_tables.ended(command[0], ended, cpus)
+    return ended.code
+
+
+@pin.command()
+@click.pass_obj
+def watch(root: Path) -> int:
+    """Softirqs, interrupts and packets of each CPU, every second, until Ctrl-C."""
+    from tools import pin_tables
+
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+    try:
+        with pin_tables.Watch() as screen:
+            last, at = load.read(root), time.monotonic()
+            while signal.sigtimedwait(END_SIGNALS, 1.0) is None:
+                now, moment = load.read(root), time.monotonic()
+                screen.print({cpu: now[cpu].since(last[cpu]) for cpu in now if cpu in last}, moment - at)
+                last, at = now, moment
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     return 0
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import click
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from engine import figures
 from engine.affinity.devices import Device
 from engine.affinity.journal import Restored
+from engine.affinity.launch import Ended
+from engine.affinity.load import Load
 from engine.affinity.topology import format_cpu_list
 from engine.screen import Column, Fitted, Flow, printable
 
@@ -48,7 +52,7 @@ def show(view: Object) -> None:
             out.print()
             out.print(Fitted(columns, rows))
     out.print()
-    out.print(Flow(Text("packets since the boot", "bold"), list(_loads(view["softirqs"]))))
+    out.print(Flow(Text("packets since the boot", "bold"), list(_loads(view["load"]))))
     if view["irqbalance"] is not None:
         out.print(
             Text(f"irqbalance runs (process {view['irqbalance']}): it moves interrupts every 10 s", "yellow")
@@ -106,10 +110,10 @@ def _irqs(device: Object) -> Iterator[Object]:
         yield {**row, **lists, "managed": irq["managed"]}
 
 
-def _loads(softirqs: Sequence[Object]) -> Iterator[Text]:
+def _loads(load: Sequence[Object]) -> Iterator[Text]:
     """Who handles packets, the busiest first."""
-    total = sum(row["processed"] for row in softirqs)
-    busy = sorted((row for row in softirqs if row["processed"]), key=lambda row: -row["processed"])
+    total = sum(row["processed"] for row in load)
+    busy = sorted((row for row in load if row["processed"]), key=lambda row: -row["processed"])
     for row in busy[:_MOST_LOADS]:
         dropped = f", {figures.exact(row['dropped'])} dropped" if row["dropped"] else ""
         share = figures.percent(row["processed"] / total)
@@ -221,6 +225,101 @@ def restored(done: Sequence[Restored]) -> None:
         click.echo(f"  {file.path}: {found} -> {file.value}{_STATES[file.state]}")
 
 
+def verified(view: Object) -> None:
+    """Each check in a line: what is wrong stands out."""
+    out = console()
+    out.print(Text(f"{printable(view['layout'])} on {printable(view['device'])}", "bold"))
+    for check in view["checks"]:
+        mark, style = ("ok", "green") if check["ok"] else ("WRONG", "bold red")
+        line = Text.assemble((f"  {mark} ", style), f"{check['what']}: {check['found']}")
+        if not check["ok"]:
+            line.append(f", not {check['wanted']}")
+        out.print(line, soft_wrap=True)
+
+
+# ── run, watch ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def ended(command: str, end: Ended, cpus: Sequence[int] | None) -> None:
+    """On stderr, which is the command's, too."""
+    out = Console(highlight=False, stderr=True)
+    rows = [{"tid": tid, "thread": thread} for tid, thread in sorted(end.threads.items())]
+    where = f"pinned to CPU {format_cpu_list(cpus)}" if cpus else "not pinned"
+    strayed = sum(thread.strayed > 0 for thread in end.threads.values())
+    pieces = [
+        Text(f"ended with {end.code} after {figures.clock(end.seconds)}, {where}"),
+        Text(f"{figures.exact(end.involuntary)} × switched out against its will"),
+        *(
+            [Text(f"{strayed} threads let themselves run elsewhere and were brought back", "red")]
+            * (strayed > 0)
+        ),
+    ]
+    out.print(Flow(Text(printable(command), "bold"), pieces))
+    if rows:
+        out.print(Fitted(_THREADS, rows[:_MOST_THREADS]))
+    if len(rows) > _MOST_THREADS:
+        out.print(Text(f"and {len(rows) - _MOST_THREADS} more", "dim"))
+
+
+class Watch:
+    """A table that is drawn anew on a terminal, and printed again and again elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = console()
+        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def print(self, risen: Mapping[int, Load], seconds: float) -> None:
+        """What each CPU did in so many seconds; those that did nothing only where there is room."""
+        rows = [
+            {"cpu": cpu, **{k: n / seconds for k, n in row._asdict().items()}} for cpu, row in risen.items()
+        ]
+        room = max(self._console.height - 2, 1) if self._live else len(rows)
+        busiest = sorted(rows, key=lambda row: (-row["processed"], row["cpu"]))[:room]
+        table = Fitted(_LOAD, sorted(busiest, key=lambda row: row["cpu"]))
+        if self._live:
+            self._live.update(table, refresh=True)
+        else:
+            self._console.print(table)
+            sys.stdout.flush()
+
+
+def _rate(key: str, style: str = "") -> Callable[[Object], Text]:
+    def cell(row: Object) -> Text:
+        return Text(figures.magnitude(round(row[key]), "/s"), style if row[key] else "")
+
+    return cell
+
+
+_MOST_THREADS = 40
+_THREADS = (
+    Column("thread", lambda r: r["thread"].name, 100, left=True),
+    Column("tid", lambda r: str(r["tid"]), 60),
+    Column("process", lambda r: str(r["thread"].pid), 70),
+    Column("ran on", lambda r: format_cpu_list(r["thread"].cpus), 95, left=True),
+    Column("may run on", lambda r: format_cpu_list(r["thread"].allowed), 90, left=True),
+    Column("migrations", lambda r: figures.exact(r["thread"].migrations), 85),
+    Column("switched out", lambda r: figures.exact(r["thread"].involuntary), 80),
+    Column("strayed", lambda r: Text(figures.exact(r["thread"].strayed), "red"), 75, rare=True),
+)
+_LOAD = (
+    Column("CPU", lambda r: str(r["cpu"]), 100),
+    Column("packets", _rate("processed"), 95),
+    Column("by RPS", _rate("received_rps"), 80),
+    Column("dropped", _rate("dropped", "bold red"), 97),
+    Column("out of time", _rate("time_squeeze", "yellow"), 75),
+    Column("NET_RX", _rate("net_rx"), 90),
+    Column("NET_TX", _rate("net_tx"), 70),
+    Column("interrupts", _rate("interrupts"), 85),
+)
 _ROLES = ("interrupt", "receive", "process", "send")
 _LAYOUTS = (
     Column("layout", lambda r: r["layout"], 100, left=True),

@@ -121,10 +121,10 @@ def boot_id(root: Path = ROOT) -> str:
     return read_text(root / "proc/sys/kernel/random/boot_id") or "unknown"
 
 
-def namespace(root: Path = ROOT) -> int:
-    """Of network, this process's; 0 in a captured tree."""
+def namespace(root: Path = ROOT, pid: int | str = "self") -> int:
+    """Of network, of a process; 0 if that cannot be seen, and in a captured tree."""
     with contextlib.suppress(OSError):
-        return (root / "proc/self/ns/net").stat().st_ino
+        return (root / f"proc/{pid}/ns/net").stat().st_ino
     return 0
 
 

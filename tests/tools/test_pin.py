@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import trees
 from forked import Child
 from namespace_of_its_own import enter, masks, needs_root
 
-from engine.affinity import journal, layouts
+from engine.affinity import journal, layouts, load, steering, topology
 from engine.errors import Refused
 from tools import cli, pin
 
@@ -69,8 +71,16 @@ def test_show_on_the_vm(tmp_path: Path, run: Callable[..., str]) -> None:
         "fact": [0],
         "managed": False,
     }
-    assert view["softirqs"][1]["processed"] == 101
-    assert view["softirqs"][1]["net_rx"] == 10
+    assert view["load"][1] == {
+        "cpu": 1,
+        "interrupts": 6,
+        "net_rx": 10,
+        "net_tx": 2,
+        "processed": 101,
+        "dropped": 0,
+        "time_squeeze": 0,
+        "received_rps": 0,
+    }
 
 
 def test_show_on_the_server_is_short(tmp_path: Path, run: Callable[..., str]) -> None:
@@ -111,17 +121,22 @@ def test_show_on_arm_and_in_the_container(tmp_path: Path, run: Callable[..., str
     assert "allowed 2,4" in run(trees.container(tmp_path / "c").root, "show")
 
 
-def test_show_here_takes_half_a_second_and_loads_no_compiler() -> None:
-    """As a script from anywhere, as an ordinary user would."""
+def test_show_here_loads_no_compiler() -> None:
+    """As a script from anywhere."""
     command = [sys.executable, "-X", "importtime", f"{ROOT}/tools/pin.py", "show", "--json"]
-    began = time.monotonic()
     done = subprocess.run(command, check=True, cwd="/", capture_output=True, text=True, timeout=60)
-    took = time.monotonic() - began
     assert "lo" in [device["name"] for device in json.loads(done.stdout)["devices"]]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "click" in imported
     assert not imported & {"numba", "numpy", "rich"}
-    assert took < 5.0  # a machine that is busy; the time itself is 0.2 s
+
+
+def test_show_is_quick() -> None:
+    """Its CPU time, since others want the CPU, too: 0.24 s here."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert command("show").returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.0
 
 
 # ── layouts ──────────────────────────────────────────────────────────────────────────────────────────
@@ -259,11 +274,98 @@ def through_the_command() -> None:
     assert cli.main(["pin", "apply", "same", "--device", "lo"]) == 0
     assert masks() != before
     assert [found.about["device"] for found in journal.journals()] == ["v0", "lo"]
+    pin._AGAIN_S = 0.1
+    assert cli.main(["pin", "verify", "--traffic", "--json"]) == 0
+    steering.rps_path("lo", 0).write_text("0")
+    assert cli.main(["pin", "verify"]) == 1
     assert cli.main(["pin", "restore"]) == 0
     assert masks() == before
+    assert cli.main(["pin", "verify"]) == 2
 
 
 @needs_root
 @pytest.mark.root
-def test_the_command_on_real_devices(fork: Callable[..., Child]) -> None:
-    assert fork(through_the_command).wait() == 0
+def test_the_command_on_real_devices(fork: Callable[..., Child], capfd: pytest.CaptureFixture[str]) -> None:
+    child = fork(through_the_command)
+    code = child.wait()
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    looks = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert [look["ok"] for look in looks] == [True, True]  # and again after a while
+    whats = [check["what"] for check in looks[0]["checks"]]
+    assert whats[0] == "/sys/class/net/lo/queues/rx-0/rps_cpus"
+    assert "packets of our own over lo" in whats
+    assert "WRONG /sys/class/net/lo/queues/rx-0/rps_cpus: 0, not " in out
+    assert "(somebody else had put it back)" in out
+    assert "rxring: 1 thing is not as the layout says: /sys/class/net/lo/queues/rx-0/rps_cpus: 0, not " in err
+    assert "rxring: no layout is applied" in err
+
+
+# ── run, watch ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def command(*args: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "tools/pin.py", *args]
+    return subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_run_says_where_it_ran() -> None:
+    cpu = topology.allowed()[-1]
+    done = command("run", "--cpus", str(cpu), "--", "sh", "-c", "taskset -cp $$; exit 3")
+    assert done.returncode == 3
+    assert done.stdout.endswith(f": {cpu}\n")
+    assert "sh  ended with 3 after 0." in done.stderr
+    assert f"pinned to CPU {cpu}" in done.stderr
+    assert "migrations" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "what"),
+    [
+        (["--cpus", "4095", "--", "true"], "cannot pin: CPU 4095 does not exist: choose from "),
+        (["--cpus", "1-0", "--", "true"], "--cpus: '1-0' is no CPU list"),
+        (["--fifo", "100", "--", "true"], "--fifo: '100' is out of range"),
+        (["--", "no-such-command"], "cannot run no-such-command: No such file or directory"),
+        ([], "-- COMMAND… is missing: see `rxring pin run --help`"),
+    ],
+)
+def test_run_refuses(args: list[str], what: str) -> None:
+    done = command("run", *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"rxring: {what}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_watch_prints_until_it_is_told_to_end(number: signal.Signals) -> None:
+    watch = [sys.executable, "tools/pin.py", "watch"]
+    with subprocess.Popen(watch, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        head, *rows = (process.stdout.readline() for _ in range(1 + len(topology.online())))
+        process.send_signal(number)
+        assert process.wait(30) == 0
+    assert head.split()[:2] == ["CPU", "packets"]
+    assert [int(row.split()[0]) for row in rows] == list(topology.online())
+
+
+@needs_root
+@pytest.mark.root
+def test_load_counts_packets_on_their_cpu(fork: Callable[..., Child]) -> None:
+    def send() -> None:
+        enter()  # here nobody steers lo
+        cpu = topology.allowed()[-1]
+        os.sched_setaffinity(0, {cpu})
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind(("127.0.0.1", 0))
+            before = load.read()
+            for _ in range(500):
+                sock.sendto(b"x", sock.getsockname())
+                sock.recv(8)
+            risen = load.read()[cpu].since(before[cpu])
+        assert risen.processed >= 500
+
+    assert fork(send).wait() == 0
+
+
+def test_counts_of_32_bits_wrap() -> None:
+    before, after = load.Load(1, 2, 3, 0xFFFFFFFE, 0, 0, 0), load.Load(5, 2, 3, 4, 0, 0, 0)
+    assert after.since(before) == load.Load(4, 0, 0, 6, 0, 0, 0)

@@ -1,0 +1,212 @@
+"""Is a layout what it claims to be? Masks are read back, threads looked at, and, with traffic, packets
+counted where the kernel handles them.
+
+What another program changes is found only by looking again: irqbalance takes ten seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.affinity import devices, interrupts, journal, pinning, topology
+from engine.affinity.devices import Device
+from engine.affinity.journal import Journal
+from engine.affinity.layouts import Layout
+from engine.affinity.topology import ROOT, format_cpu_list, parse_kernel_list, read_text
+from engine.errors import Refused
+from engine.net.counters import parse_softnet
+
+_PACKETS, _IN_FLIGHT, _PATIENCE_S = 1000, 10, 2.0
+_WATCH_S = 2.0  # how long packets of others are waited for
+_WORKER = re.compile(r"rx:(?P<receiver>rx\d+$)?")  # how workers call themselves
+_INCOMING_CPU = 49  # SO_INCOMING_CPU
+_SOL_PACKET, _STATISTICS, _FANOUT, _IGNORE_OUTGOING = 263, 6, 18, 23  # and options of if_packet.h
+_BY_CPU, _ETH_P_ALL = 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    what: str
+    wanted: str
+    found: str
+    ok: bool
+
+
+def applied(root: Path = ROOT) -> tuple[Layout, Journal]:
+    """The layout applied last. Refused if there is none."""
+    found = journal.journals(root)
+    if not found:
+        raise Refused("no layout is applied: `rxring pin apply LAYOUT --device DEV` applies one")
+    last = found[-1]
+    if not last.complete:
+        raise Refused("the last apply or restore did not come to its end: run `rxring pin restore`")
+    about = last.about
+    send = tuple(about.get("send", ()))
+    layout = Layout(about["layout"], about["interrupt"], about["receive"], tuple(about["process"]), send)
+    return layout, last
+
+
+def read_back(layout: Layout, made: Journal, root: Path = ROOT) -> Iterator[Check]:
+    """What was written still stands there, interrupts come where they were wished, nobody moves them."""
+    for change in made.changes:
+        found = read_text(Path(change.path))
+        ok = found is not None and journal.equal(change.path, found, change.new)
+        yield Check(change.path, change.new, "gone" if found is None else found, ok)
+        if change.path.endswith("smp_affinity_list"):
+            fact = read_text(Path(change.path).with_name("effective_affinity_list"))
+            if fact is not None:
+                ok = parse_kernel_list(fact) == (layout.interrupt,)
+                yield Check(f"{Path(change.path).parent}: in effect", str(layout.interrupt), fact, ok)
+    if made.about["interrupt_by"] == "irq":
+        pid = interrupts.irqbalance(root)
+        yield Check(
+            "irqbalance", "not running", "not running" if pid is None else f"process {pid}", pid is None
+        )
+
+
+def engine_threads(layout: Layout) -> Iterator[Check]:
+    """Every thread of every worker of engines in this network: of receivers, and of the others."""
+    for pid, name in sorted(interrupts.processes()):
+        match = _WORKER.match(name)
+        threads = pinning.verify(pid) if match and journal.namespace(pid=pid) == journal.namespace() else []
+        if match is None or not threads:
+            continue
+        wanted = (layout.receive,) if match["receiver"] else layout.process
+        cpus = {cpu for thread in threads for cpu in thread.cpus}
+        what = f"{name.removeprefix('rx:')} (process {pid}, {len(threads)} threads)"
+        ok = cpus <= set(wanted)
+        yield Check(what, format_cpu_list(wanted), format_cpu_list(cpus), ok)
+
+
+# ── with traffic ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def traffic(layout: Layout, name: str) -> Iterator[Check]:
+    """Packets over the device are handled on the interrupt CPU: ours over lo, else whatever comes."""
+    device = devices.read(name)
+    before = _counts(device)
+    ran = _own_packets(layout.interrupt) if name == "lo" else _others_packets(name)
+    after = _counts(device)
+    if ran is not None:
+        what = f"packets of our own over {name}" if name == "lo" else f"packets over {name}"
+        yield Check(what, f"all on {layout.interrupt}", _by_cpu(ran), set(ran) == {layout.interrupt})
+        if not ran:
+            return  # nothing to count
+    yield from _risen(layout.interrupt, before, after, at_least=sum(ran.values()) if ran else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """softnet: packets of all devices; irqs: of this device, None if it has none of its own."""
+
+    softnet: dict[int, int]
+    irqs: Counter[int] | None
+
+
+def _counts(device: Device) -> _Counts:
+    rows = interrupts.parse_interrupts(Path("/proc/interrupts").read_text())
+    irqs: Counter[int] = Counter()
+    for irq in device.packet_irqs:
+        irqs.update(rows[str(irq.number)].counts if str(irq.number) in rows else {})
+    softnet = parse_softnet(Path("/proc/net/softnet_stat").read_text(), topology.online())
+    packets = {cpu: counts.processed for cpu, counts in softnet.items()}
+    return _Counts(packets, irqs if device.packet_irqs else None)
+
+
+def _risen(cpu: int, before: _Counts, after: _Counts, at_least: int) -> Iterator[Check]:
+    """softnet counts all devices of the machine: others may have packets anywhere meanwhile."""
+    softnet = {c: n - before.softnet.get(c, n) & 0xFFFFFFFF for c, n in after.softnet.items()}
+    what, wanted = "softnet, with other devices' packets", f"{at_least} or more on {cpu}"
+    yield Check(what, wanted, _by_cpu(softnet), softnet.get(cpu, 0) >= at_least)
+    if before.irqs is not None and after.irqs is not None:
+        irqs = {c: n - before.irqs[c] for c, n in after.irqs.items()}
+        ok = not any(n for c, n in irqs.items() if c != cpu)
+        yield Check("interrupts of the device", f"all on {cpu}", _by_cpu(irqs), ok)
+
+
+def _others_packets(name: str) -> dict[int, int] | None:
+    """What comes over the device for a while, by the CPU that handles it; None without the right to tap it.
+
+    A socket for each CPU taps the device, and the kernel gives a packet to that of the CPU it is on.
+    """
+    count = max(topology.online()) + 1
+    with ExitStack() as stack:
+        try:
+            taps = [stack.enter_context(_tap(name, count)) for _ in range(count)]
+        except OSError:  # no CAP_NET_RAW, or more CPUs than it can do
+            time.sleep(_WATCH_S)
+            return None
+        for tap in taps:
+            _taken(tap)  # until all were there, some had what was others'
+        time.sleep(_WATCH_S)
+        return {cpu: packets for cpu, tap in enumerate(taps) if (packets := _taken(tap))}
+
+
+def _taken(tap: socket.socket) -> int:
+    """Packets since this was last asked."""
+    packets: int = struct.unpack("II", tap.getsockopt(_SOL_PACKET, _STATISTICS, 8))[0]
+    return packets
+
+
+def _tap(name: str, count: int) -> socket.socket:
+    tap = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
+    try:
+        tap.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # packets are counted, not kept
+        tap.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
+        tap.bind((name, _ETH_P_ALL))
+        if count > 1:
+            tap.setsockopt(_SOL_PACKET, _FANOUT, _BY_CPU << 16 | os.getpid() & 0xFFFF)
+    except OSError:
+        tap.close()
+        raise
+    return tap
+
+
+def _by_cpu(counts: dict[int, int]) -> str:
+    return ", ".join(f"{count} on {cpu}" for cpu, count in sorted(counts.items()) if count) or "none"
+
+
+def _own_packets(cpu: int) -> dict[int, int]:
+    """Of packets of a socket to itself over lo: how many softirqs of which CPU handled.
+
+    They are sent from another CPU where there is one: else they would be handled here anyway.
+    """
+    ran: Counter[int] = Counter()
+    failed: list[Refused] = []
+    sender = threading.Thread(target=_send_to_ourselves, args=(cpu, ran, failed))
+    sender.start()
+    sender.join()
+    if failed:
+        raise failed[0]
+    return ran
+
+
+def _send_to_ourselves(cpu: int, ran: Counter[int], failed: list[Refused]) -> None:
+    """A thread's life: affinity belongs to it alone, and ends with it."""
+    with suppress(OSError):
+        os.sched_setaffinity(0, set(topology.allowed()) - {cpu} or {cpu})
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind(("127.0.0.1", 0))
+            sock.connect(sock.getsockname())  # only a connected socket keeps the CPU
+            sock.settimeout(_PATIENCE_S)
+            for i in range(_PACKETS + _IN_FLIGHT):
+                if i < _PACKETS:
+                    sock.send(b"rxring pin verify")
+                if i >= _IN_FLIGHT:
+                    sock.recv(64)
+                    ran[sock.getsockopt(socket.SOL_SOCKET, _INCOMING_CPU)] += 1
+    except TimeoutError:
+        failed.append(Refused("packets over lo do not come back: is it up? ip link set lo up"))
+    except OSError as error:
+        failed.append(Refused(f"nothing can be sent over lo ({error.strerror}): ip link set lo up"))
