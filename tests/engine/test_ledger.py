@@ -298,7 +298,7 @@ def test_other_traffic_of_the_machine_leaves_our_ledger_balanced(name: str, ours
 def test_whole_messages_from_a_backlog_beside_packets_from_the_socket(
     dropped: int, balanced: bool, others: int | None
 ) -> None:
-    """GSO without GRO: the sender's frames are messages of 8, the receiver's are packets. Neither unit fits."""
+    """GSO without GRO: the sender's frames are messages of 8, the receiver's are packets: no unit fits."""
     book = balance(
         sent=1_185_977,
         sent_frames=148_276,
