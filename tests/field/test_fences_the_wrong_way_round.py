@@ -24,9 +24,9 @@ def test_the_writer_fences_between_the_floor_and_the_first_byte(machine: str) ->
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_reader_fences_between_its_copy_and_the_second_look(machine: str) -> None:
-    """Of the descriptors and then of the payload; and no copy is handed out without that look."""
+    """Of descriptors and source records, then of the payload; and no copy is handed out without that look."""
     polling = machine_code.code(machine, "reader._poll_copy")
-    assert polling.count("call memmove") == 2
+    assert polling.count("call memmove") == 3
     polling.check("call memmove", "fence loads", "load floor")
     polling.check("call memmove", "load floor", "return")
     numbering = machine_code.code(machine, "reader.number_at")
