@@ -239,13 +239,14 @@ def _look(root: Path, with_traffic: bool, json: bool) -> list[Check]:
 @pin.command(context_settings={"allow_interspersed_args": False})
 @flag("--cpus", "LIST", lambda text: topology.parse_cpu_list(str(text)), "Where it may run: 0, or 0-3,8.")
 @flag("--fifo", "N", RUN["fifo"], "Real-time priority: SCHED_FIFO, 1 to 99.")
+@mark("--mlock", "Keep the command's memory in RAM; that of children it makes is not.")
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND…", type=click.UNPROCESSED)
-def run(cpus: tuple[int, ...] | None, fifo: int | None, command: tuple[str, ...]) -> int:
+def run(cpus: tuple[int, ...] | None, fifo: int | None, mlock: bool | None, command: tuple[str, ...]) -> int:
     """Run a command pinned, with every thread and child it makes, and say where they ran.
 
     The report is on stderr, the exit code the command's own.
     """
-    ended = launch.run(command, cpus, fifo)
+    ended = launch.run(command, cpus, fifo, mlock=bool(mlock))
 
     from tools import pin_tables
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.affinity import pinning
+from engine.affinity import memory, pinning
 from engine.affinity.topology import parse_mask, read_text
 from engine.errors import Refused
 
@@ -58,18 +58,18 @@ class Ended:
     involuntary: int
 
 
-def run(command: Sequence[str], cpus: Collection[int] | None, fifo: int | None = None) -> Ended:
+def run(
+    command: Sequence[str], cpus: Collection[int] | None, fifo: int | None = None, *, mlock: bool = False
+) -> Ended:
     """Run it on these CPUs (None: where this process may run), with SCHED_FIFO at this priority if given.
+    mlock: all memory of the command itself is kept in RAM.
 
     Refused, and not started, where that can't be had or there is no such command.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of the command become our children
     began = time.monotonic()
     with _as_wanted(cpus, fifo):
-        try:
-            child = subprocess.Popen(command, close_fds=False)
-        except OSError as error:
-            raise Refused(f"cannot run {command[0]}: {error.strerror}: give a command, after --") from None
+        child = _start(command, mlock)
     threads: dict[int, Thread] = {}
     pidfd = os.pidfd_open(child.pid)
     try:
@@ -86,6 +86,26 @@ def run(command: Sequence[str], cpus: Collection[int] | None, fifo: int | None =
     child.returncode = os.waitstatus_to_exitcode(status)
     code = child.returncode if child.returncode >= 0 else 128 - child.returncode
     return Ended(code, time.monotonic() - began, threads, usage.ru_nivcsw)
+
+
+def _start(command: Sequence[str], mlock: bool) -> subprocess.Popen[bytes]:
+    traced = memory.tracing() if mlock else None
+    try:
+        child = subprocess.Popen(command, close_fds=False, preexec_fn=traced)  # noqa: PLW1509 (no threads)
+    except OSError as error:
+        raise Refused(f"cannot run {command[0]}: {error.strerror}: give a command, after --") from None
+    if mlock:
+        try:
+            code = memory.lock(child.pid)
+        except OSError as error:
+            code, why = -1, f"its start cannot be traced ({error.strerror}): leave out --mlock"
+        else:
+            why = f"mlockall: {pinning.why_no_lock(code)}"
+        if code:
+            child.kill()
+            child.wait()
+            raise Refused(f"cannot lock the memory of {command[0]}: {why}")
+    return child
 
 
 @contextlib.contextmanager

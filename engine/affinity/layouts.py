@@ -207,6 +207,9 @@ def obstacles(layout: Layout, device: Device, machine: Topology, root: Path = RO
             for irq in device.packet_irqs
             if irq.managed and (irq.fact or irq.wish) != (cpu,)
         ]
+        if device.napi is not None:
+            off = f"echo 0 > /sys/class/net/{name}/threaded"
+            found.append(f"{name} is polled by threads, wherever its interrupts come: turn them off: {off}")
         if (pid := interrupts.irqbalance(root)) is not None:
             found.append(
                 f"irqbalance (process {pid}) undoes it within ten seconds: stop it: systemctl stop irqbalance"

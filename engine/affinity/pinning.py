@@ -130,11 +130,14 @@ def lock_memory() -> None:
     """
     if ctypes.CDLL(None, use_errno=True).mlockall(_MCL_CURRENT | _MCL_FUTURE) == 0:
         return
-    code = ctypes.get_errno()
-    limit = _limit(resource.RLIMIT_MEMLOCK)
-    raise Refused(
-        f"mlockall: {os.strerror(code)}: it needs CAP_IPC_LOCK or RLIMIT_MEMLOCK above what the process maps "
-        f"(now {limit} bytes): raise it with `ulimit -l`, or leave out --mlock"
+    raise Refused(f"mlockall: {why_no_lock(ctypes.get_errno())}")
+
+
+def why_no_lock(code: int) -> str:
+    """What an errno of mlockall means, and what to do."""
+    return (
+        f"{os.strerror(code)}: it needs CAP_IPC_LOCK or RLIMIT_MEMLOCK above what the process maps "
+        f"(now {_limit(resource.RLIMIT_MEMLOCK)} bytes): raise it with `ulimit -l`, or leave out --mlock"
     )
 
 

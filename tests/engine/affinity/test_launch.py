@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from forked import Child
+from namespace_of_its_own import needs_root
 
 from engine.affinity import launch, topology
 from engine.affinity.launch import Ended
@@ -20,10 +23,11 @@ ROOT = Path(__file__).resolve().parents[3]
 needs_two_cpus = pytest.mark.skipif(FIRST == CPU, reason="needs two CPUs")
 
 
-def python(code: str, *, cpus: list[int] | None = None) -> Ended:
+def python(code: str, *, cpus: list[int] | None = None, mlock: bool = False) -> Ended:
     """Run by a process of its own, which is the tool: orphans become its children, and end with it."""
     read, write = os.pipe()
-    child = Child(lambda: os.write(write, pickle.dumps(launch.run([sys.executable, "-c", code], cpus))))
+    command = [sys.executable, "-c", code]
+    child = Child(lambda: os.write(write, pickle.dumps(launch.run(command, cpus, mlock=mlock))))
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         told = pipe.read()
@@ -145,3 +149,34 @@ def test_what_cannot_be_had_is_refused_and_not_started(
 
     assert Child(refused).wait() == 0
     assert not (tmp_path / "started").exists()
+
+
+_LOCKED = "int(next(line for line in open('/proc/self/status') if line.startswith('VmLck')).split()[1])"
+
+
+@needs_root
+@pytest.mark.root
+def test_its_memory_is_locked_from_the_start_and_later() -> None:
+    code = (
+        f"first = {_LOCKED}; more = bytearray(50 << 20); raise SystemExit(first < 1000 or {_LOCKED} < 50000)"
+    )
+    assert python(code, mlock=True).code == 0
+    assert python(code).code == 1  # without: the test can fail
+    end = python("import sys, threading; print(sys.argv); raise SystemExit(9)", mlock=True)
+    assert end.code == 9  # it is whole: its own first instructions are back
+
+
+def test_a_lock_that_is_refused_starts_nothing() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+
+        def refused() -> None:
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+            if os.getuid() == 0:
+                os.setresuid(65534, 65534, 65534)
+            with pytest.raises(Refused, match=r"^cannot lock the memory of touch: .*: raise it with `ulimit"):
+                launch.run(["touch", f"{folder}/locked"], None, mlock=True)
+            launch.run(["touch", f"{folder}/other"], None)
+
+        assert Child(refused).wait() == 0
+        assert os.listdir(folder) == ["other"]

@@ -166,6 +166,13 @@ def test_devices_that_cannot_do_it(tmp_path: Path) -> None:
     assert "eth0 has no interrupt in use: bring it up" in against(tree, layout, "eth0")[0]
 
 
+def test_threads_that_poll_are_foreseen(tmp_path: Path) -> None:
+    tree = trees.vm(tmp_path)
+    tree.write("sys/class/net/eth0/threaded", 1)
+    [reason] = against(tree, Layout("split", 1, 0, (1,)), "eth0")
+    assert reason.startswith("eth0 is polled by threads, ")
+
+
 def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('device = "eth1"\ninterrupt = 2\nreceive = "3"\nprocess = "4-6,8"\nsend = 7\n')
