@@ -33,7 +33,6 @@ class Batch:
         self.first = int(r["cursor"])  # sequence of the first frame
         self.frames = frames
         self._descriptors_at = int(r["batch_descriptors"])
-        self._sources_at = int(r["batch_sources"]) if r["sources"] else 0
         self._arena_at = int(r["batch_arena"])
         self._copied = self._arena_at != int(r["arena"])
         self._writer = reader.section
@@ -52,9 +51,13 @@ class Batch:
     def sources(self) -> NDArray[Any] | None:
         """One SOURCE for each frame, shape (frames,): who sent it. None where the ring has none."""
         reader = self._live()
-        if not self._sources_at:
+        r = reader.record[0]
+        if not r["sources"]:
             return None
-        return reader.view(self._sources_at, self.frames * SOURCE.itemsize).view(SOURCE)
+        # They lie as the descriptors do, those of a copy as the copied ones; all are of one length.
+        kept = "copied_" if self._copied else ""
+        address = int(r[f"{kept}sources"]) + self._descriptors_at - int(r[f"{kept}descriptors"])
+        return reader.view(address, self.frames * SOURCE.itemsize).view(SOURCE)
 
     @property
     def packets(self) -> NDArray[Any]:

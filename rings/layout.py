@@ -176,7 +176,7 @@ DESCRIPTOR = np.dtype(
     ]
 )
 
-SOURCE = np.dtype(
+SOURCE = np.dtype(  # as long as a DESCRIPTOR
     [
         ("address", "V16"),  # in network order; an IPv4 address stands in the first 4 bytes
         ("port", "u2"),

@@ -125,7 +125,6 @@ READER_STATE = np.dtype(
             "copied_arena",
             "batch_frames",
             "batch_descriptors",  # address of the first descriptor of the batch
-            "batch_sources",  # the same of its source records
             "batch_arena",  # payload of a frame: here + offset × 16
             "batch_end_number",  # of the first packet after the batch
             "split",  # members that share the work, 1: nobody else
@@ -276,7 +275,6 @@ def poll(r, most):  # type: ignore[no-untyped-def]
         first = _descriptor(r, r.cursor)
         count = _contiguous(r, first, count, r.max_bytes)
         r.batch_descriptors = first
-        r.batch_sources = _source(r, r.cursor)
         r.batch_arena = r.arena
         r.batch_end_number = load_relaxed(_descriptor(r, r.cursor + count))
     r.batch_frames = count
@@ -311,7 +309,7 @@ def _poll_copy(r, most):  # type: ignore[no-untyped-def]
         end = (load_relaxed_u32(last + _OFFSET) << _ALIGN_SHIFT) + load_relaxed_u32(last + _OFFSET + 4)
         memmove(r.copied_arena, r.arena + begin, end - begin)
         fence_acquire()  # as above
-        overtaken = max(load_relaxed(r.writer + _FLOOR) - r.cursor, 0)
+        overtaken = load_relaxed(r.writer + _FLOOR) - r.cursor
         if overtaken >= count:
             continue
         if overtaken > 0:
@@ -322,7 +320,6 @@ def _poll_copy(r, most):  # type: ignore[no-untyped-def]
             copied += overtaken * _FRAME_BYTES
             count -= overtaken
         r.batch_descriptors = copied
-        r.batch_sources = r.copied_sources + overtaken * _SOURCE_BYTES
         r.batch_arena = r.copied_arena - begin
         r.batch_end_number = end_number
         r.batch_frames = count
@@ -340,7 +337,6 @@ def release(r, count):  # type: ignore[no-untyped-def]
     r.delivered += number - r.packets
     r.packets = number
     r.batch_descriptors += count * _FRAME_BYTES
-    r.batch_sources += count * _SOURCE_BYTES
     r.batch_frames -= count
     _keep_account(r, r.cursor + count)
 

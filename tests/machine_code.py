@@ -116,7 +116,7 @@ _SECTIONS = {"writer": layout.WRITER, "slot": layout.READER}  # of whose words w
 _POINTERS = (
     *("writer", "waiting", "slot", "slots", "descriptors", "sources", "arena"),
     *("copied_descriptors", "copied_sources", "copied_arena"),
-    *("batch_descriptors", "batch_sources", "batch_arena"),
+    *("batch_descriptors", "batch_arena"),
 )
 
 
