@@ -87,6 +87,17 @@ def test_a_container_uses_what_it_is_allowed(tmp_path: Path) -> None:
     assert roles(possible["split-package"]) == (2, 4, (2,))
 
 
+def test_isolated_cpus_receive_and_take_no_interrupts(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.cpus({cpu: trees.Place(0, 0, cpu, 0) for cpu in range(8)}, allowed=range(8), isolated=range(1, 4))
+    possible = found(tree)
+    assert roles(possible["split"]) == (4, 1, (0, 2, 3, 5, 6, 7))
+    assert roles(possible["same"])[:2] == (4, 4)
+    everything = Tree(tmp_path / "all")
+    everything.cpus({0: trees.Place(0, 0, 0, 0)}, allowed=[0], isolated=[0])
+    assert found(everything)["same"] == "layout same cannot be had: every CPU is isolated"
+
+
 def test_one_cpu_does_everything(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.cpus({0: trees.Place(0, 0, 0, 0)}, allowed=[0])

@@ -103,6 +103,7 @@ def test_the_vm(tmp_path: Path) -> None:
 def test_a_pci_device_without_its_own_does_not_get_the_bridges(tmp_path: Path) -> None:
     tree = trees.Tree(tmp_path)
     tree.device("eth1", at="0000:02:00.0", driver="e1000")
+    tree.irq(9, "PCIe bwctrl", "0-3", "0")
     assert devices.read("eth1", tmp_path).irqs == ()
     tree.write("sys/devices/pci0000:00/0000:00:01.0/0000:02:00.0/irq", 19)
     tree.irq(19, "eth1", "0-3", "2")
