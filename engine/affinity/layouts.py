@@ -171,7 +171,11 @@ def writes(layout: Layout, device: Device, root: Path = ROOT) -> list[Write]:
     """What realises it: interrupts, else RPS, on the interrupt CPU; nothing that moves packets on."""
     mask = format_hex_mask([layout.interrupt]) if made_by(device) == "rps" else "0"
     return [
-        *(Write(interrupts.wish_path(irq.number, root), str(layout.interrupt)) for irq in device.packet_irqs),
+        *(
+            Write(interrupts.wish_path(irq.number, root), str(layout.interrupt))
+            for irq in device.packet_irqs
+            if not irq.managed  # those are there already, or an obstacle
+        ),
         *(
             Write(steering.rps_path(device.name, q.number, root), mask)
             for q in device.rx

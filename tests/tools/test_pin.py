@@ -201,7 +201,7 @@ def test_apply_as_json(tmp_path: Path, run: Callable[..., str]) -> None:
 def test_a_dry_run_writes_nothing_and_foresees_refusals(tmp_path: Path, run: Callable[..., str]) -> None:
     tree = trees.server(tmp_path)
     text = run(tree.root, "apply", "split", "--device", "eth0", "--dry-run", code=2)
-    assert text.count("smp_affinity_list: 32-39,41-63 -> 32") == 9
+    assert text.count("smp_affinity_list: 32-39,41-63 -> 32") == 8
     assert "interrupt 108 (mlx5_comp8) of eth0 is managed" in text
     assert "irqbalance (process 812)" in text
     assert "run with" not in text

@@ -152,6 +152,10 @@ def test_a_managed_interrupt_and_irqbalance_are_foreseen(tmp_path: Path) -> None
     assert balance.startswith("irqbalance (process 812) undoes it")
     # Where it is anyway, it does not matter.
     assert against(tree, Layout("split", 36, 34, (35,)), "eth0") == [balance]
+    listed = writes(tree, Layout("split", 36, 34, (35,)), "eth0")
+    assert [path for path in listed if "irq" in path] == [
+        f"proc/irq/{number}/smp_affinity_list" for number in range(100, 108)
+    ]
     assert against(tree, Layout("split", 33, 34, (35,)), "lo") == []
 
 
