@@ -16,6 +16,7 @@ import click
 from engine import spec
 from engine.errors import Refused
 from tools import streams
+from tools.flags import fifo, flag, mark, reading
 
 
 def invoke(args: list[str]) -> int:
@@ -54,35 +55,6 @@ def _name_of(param: click.Parameter) -> str:
 
 def _sentence(text: str) -> str:
     return text[:1].lower() + text[1:].rstrip(".")
-
-
-def reading(parse: spec.Parser) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A value, or each value of a repeatable flag, read by one of the parsers of `engine.spec`."""
-
-    def read(context: click.Context, param: click.Parameter, given: Any) -> Any:
-        try:
-            if isinstance(given, tuple):
-                return [parse(text) for text in given] or None
-            return None if given is None else parse(given)
-        except ValueError as error:
-            raise click.BadParameter(str(error), context, param) from None
-
-    return read
-
-
-def flag(name: str, metavar: str, parse: spec.Parser, text: str, **more: Any) -> Callable[[Any], Any]:
-    return click.option(name, metavar=metavar, callback=reading(parse), help=text, **more)
-
-
-def mark(name: str, text: str) -> Callable[[Any], Any]:
-    """A flag without a value; None where it is not given, so that a spec file decides."""
-    return click.option(name, is_flag=True, default=None, help=text)
-
-
-def fifo() -> Callable[[Any], Any]:
-    text = f"Real-time priority: SCHED_FIFO at PRIO, 1 to 99 ({spec.FIFO_PRIORITY} where PRIO is left out)."
-    value = str(spec.FIFO_PRIORITY)
-    return flag("--fifo", "[PRIO]", spec.RUN["fifo"], text, is_flag=False, flag_value=value)
 
 
 def _version(context: click.Context, param: click.Parameter, wanted: bool) -> None:

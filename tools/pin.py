@@ -26,7 +26,7 @@ from engine.affinity.topology import ROOT, Topology
 from engine.errors import Failed, Refused
 from engine.signals import END_SIGNALS
 from engine.spec import RUN
-from tools.commands import flag, mark
+from tools.flags import flag, mark
 
 Object = dict[str, Any]
 _JSON = mark("--json", "One JSON object a line on stdout.")
