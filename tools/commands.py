@@ -293,6 +293,24 @@ def pin(arguments: tuple[str, ...]) -> int:
     return pin.main(arguments)
 
 
+# ── doctor ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@rxring.command("doctor")
+@mark("--json", "One JSON object on stdout.")
+def examine(json: bool | None) -> int:
+    """What on this machine costs packets or microseconds, and the command that mends it.
+
+    Changes nothing itself. Works without root; what only root may see, or mend, says so.
+    """
+    from engine import doctor
+    from tools.listing import print_json
+
+    found = doctor.examine()
+    print_json([{"findings": found}]) if json else doctor.show(found)
+    return 0
+
+
 # ── rings ────────────────────────────────────────────────────────────────────────────────────────────
 
 
