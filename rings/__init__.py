@@ -1,10 +1,10 @@
 """rings: packets from one process to others through shared memory.
 
-    ring = rings.create("quotes")              one process owns it,
-    writer = ring.writer()                     one writes it,
-    reader = rings.attach("quotes").reader()   others read it, each at its own pace.
-    for batch in reader:
-        batch.descriptors, batch.payload(0), batch.matrix
+    with rings.create("quotes") as ring:               one process owns it,
+        with ring.writer() as writer: …                one writes it,
+    with rings.attach("quotes").reader() as reader:    others read it, each at its own pace.
+        for batch in reader:
+            batch.descriptors, batch.payload(0), batch.matrix
 
 docs/ring.md explains how it works; the modules, one idea each, hold the proofs of their steps.
 """

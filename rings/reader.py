@@ -27,6 +27,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
+from operator import index
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -68,7 +70,7 @@ from rings.layout import (
 )
 from rings.libc import memmove, monotonic_ns
 from rings.ring import writer_state
-from rings.segment import RingError, in_children
+from rings.segment import RingError, duration_ns, in_children
 from rings.wait import STRATEGIES, wait
 from rings.writer import compiled_layout_hash
 
@@ -441,6 +443,7 @@ class Reader:
             raise RingError(f"policy {policy!r}: use gate or skip")
         if wait not in STRATEGIES:
             raise RingError(f"wait {wait!r}: use block, yield or spin")
+        split, member = index(split), index(member)
         if not 0 <= member < split <= MAX_SPLIT:
             raise RingError(
                 f"member {member} of {split}: give a split of 1 to {MAX_SPLIT} and 0 ≤ member < split"
@@ -470,8 +473,8 @@ class Reader:
         self._slots: NDArray[Any] = self._shared[geometry.slots - shared_at :][
             : geometry.readers * READER.itemsize
         ].view(READER)
-        frames = max(min(max_frames or geometry.frames // 2, geometry.frames // 2), 1)
-        size = min(max_bytes or geometry.arena_bytes // 2, geometry.arena_bytes // 2)
+        frames = max(min(index(max_frames or geometry.frames // 2), geometry.frames // 2), 1)
+        size = max(min(index(max_bytes or geometry.arena_bytes // 2), geometry.arena_bytes // 2), 0)
         # The copy: small enough for the caches. A frame that is larger than `copy_bytes` comes alone.
         copy_frames, copy_bytes = min(frames, 1024), min(size, 4 * MAX_FRAME_BYTES)
         descriptors_bytes = round_up(copy_frames * DESCRIPTOR.itemsize, PAGE)
@@ -497,6 +500,7 @@ class Reader:
         r["copied_sources"] = self._copy.ctypes.data + descriptors_bytes
         r["copied_arena"] = self._copy.ctypes.data + control_bytes
         self._batch: Batch | None = None
+        self._lock = RLock()
         self._open = True
         in_children(self, Reader._disown)
         try:
@@ -592,17 +596,19 @@ class Reader:
 
     def close(self) -> None:
         """Leave: the slot is free, its account stays to be read until another takes the slot."""
-        if self._open:
-            self._end_batch()
-            self._open = False
-            slot = self._slots[self._index]
-            word = int(slot["word"])
-            slot["pid"] = 0
-            claim(self.record[0]["slot"], word, word - SlotState.ACTIVE + SlotState.FREE)
-            self._let_go()
+        with self._lock:
+            if self._open:
+                self._end_batch()
+                self._open = False
+                slot = self._slots[self._index]
+                word = int(slot["word"])
+                slot["pid"] = 0
+                claim(self.record[0]["slot"], word, word - SlotState.ACTIVE + SlotState.FREE)
+                self._let_go()
 
     def _disown(self) -> None:
         """In a forked child: it must not leave the ring in our name. Compiled code may read on (`record`)."""
+        self._lock = RLock()  # a thread that had it is not in the child
         self._open = False
         self._segment.close()
 
@@ -626,19 +632,23 @@ class Reader:
 
     def view(self, address: int, size: int) -> NDArray[np.uint8]:
         """`size` bytes at an address of the batch: of the ring, or of our copy. Read-only."""
+        self._check_open()
         for memory in (self._memory, self._copy):
             at = address - memory.ctypes.data
             if 0 <= at <= memory.size - size:
                 bytes_ = memory[at : at + size]
                 bytes_.flags.writeable = False
                 return bytes_
-        raise AssertionError("an address outside the ring")
+        raise RingError("this batch has ended: its reader was closed")
 
     def release(self, frames: int) -> int:
         """Release the next `frames` frames of the current batch; how many there were."""
-        self._check_open()
-        count = min(frames, int(self.record[0]["batch_frames"]))
-        _release_entry(self.record, count)
+        with self._lock:
+            self._check_open()
+            memory = self._memory, self._shared  # stay mapped, though a signal handler may close us meanwhile
+            count = min(index(frames), int(self.record[0]["batch_frames"]))
+            _release_entry(self.record, count)
+            del memory
         return max(count, 0)
 
     def poll(self, most: int | None = None) -> Batch | None:
@@ -646,16 +656,21 @@ class Reader:
 
         StopIteration when the writer has closed the ring and all is read.
         """
-        self._check_open()
-        if most is not None and most < 1:
+        most = NEVER if most is None else min(index(most), NEVER)
+        if most < 1:
             raise RingError(f"a poll of {most} frames: ask for at least 1")
-        self._end_batch()
-        count = _poll_entry(self.record, NEVER if most is None else most)
+        with self._lock:
+            self._check_open()
+            memory = self._memory, self._shared  # as in release
+            self._end_batch()
+            count = _poll_entry(self.record, most)
+            del memory
+            if count > 0 and self._open:
+                self._batch = Batch(self, count)
+            batch = self._batch
         if count < 0:
             raise StopIteration
-        if count:
-            self._batch = Batch(self, count)
-        return self._batch
+        return batch
 
     def wait(self, timeout_s: float) -> bool:
         """Wait, in this reader's way, until something can be polled or the writer closed the ring.
@@ -666,7 +681,7 @@ class Reader:
         # Our mappings stay while these look at them, though another thread may close the reader.
         with self._memory.data, self._shared.data:
             now_ns = int(monotonic_ns())
-            end_ns = now_ns + int(timeout_s * 1e9)
+            end_ns = now_ns + duration_ns(timeout_s)
             while not _wait_entry(self.record, self.strategy, min(end_ns, now_ns + _SLICE_NS)):
                 now_ns = int(monotonic_ns())
                 if now_ns >= end_ns or not self._open:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 import uuid
+import weakref
 from dataclasses import dataclass
+from operator import index as whole
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,6 +39,7 @@ from rings.segment import (
     check_name,
     create_segment,
     find,
+    in_children,
     object_name,
     open_segment,
     remove_if_dead,
@@ -103,6 +107,9 @@ class Ring:
         self.number = number
         self._owner = owner
         self._memory: NDArray[Any] = np.frombuffer(segment.map(writable=False), np.uint8)
+        if owner:
+            _owned[self] = os.getpid()
+            in_children(self, Ring._disown)
         header = self._memory[: HEADER.itemsize].view(HEADER)[0]
         self.geometry = _geometry(header)
         self.header = header
@@ -110,11 +117,13 @@ class Ring:
     @property
     def counters(self) -> Any:
         """The writer's section (WRITER), live: published, packets, bytes, full_events …"""
+        self._check_open()
         return self._memory[self.geometry.writer :][: WRITER.itemsize].view(WRITER)[0]
 
     @property
     def slots(self) -> NDArray[Any]:
         """The readers' slots (READER), live, read-only."""
+        self._check_open()
         size = self.geometry.readers * READER.itemsize
         return self._memory[self.geometry.slots :][:size].view(READER)
 
@@ -127,12 +136,14 @@ class Ring:
         """Attach a reader: see `rings.reader.Reader` for the options."""
         from rings.reader import Reader  # imports numba, which looking at a ring does not need
 
+        self._check_open()
         return Reader(self, name=name, **options)
 
     def writer(self) -> Writer:
         """Become the ring's writer."""
         from rings.writer import Writer
 
+        self._check_open()
         return Writer(self)
 
     def first_packet(self, sequence: int) -> int:
@@ -193,6 +204,18 @@ class Ring:
             )
         return infos
 
+    def _check_open(self) -> None:
+        if self.segment.fd < 0:
+            raise RingError(f"this ring {self.name} is closed: attach it anew")
+
+    def _disown(self) -> None:
+        """In a forked child: it may look on, but owns nothing, and does not keep the owner's lock alive."""
+        self._owner = False
+        if self.segment.fd >= 0:
+            fresh = self.segment.reopen()
+            os.dup2(fresh.fd, self.segment.fd, inheritable=False)
+            fresh.close()
+
     def close(self) -> None:
         """Let go of it; the owner also removes it. Who has it mapped keeps it until he closes."""
         if self._owner and self.segment.fd >= 0:
@@ -210,6 +233,17 @@ class Ring:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_owned: weakref.WeakKeyDictionary[Ring, int] = weakref.WeakKeyDictionary()  # and the process that owns it
+
+
+@atexit.register
+def _remove_owned() -> None:
+    """A process that ends takes the rings that it owns with it."""
+    for ring, pid in list(_owned.items()):
+        if pid == os.getpid():
+            ring.close()
 
 
 def writer_state(section: Any, fd: int) -> str:
@@ -234,6 +268,7 @@ def create(
     Its size is `size_bytes`, or `frames` and `arena_bytes` (powers of two). RingError where a living
     owner holds the name, /dev/shm is full, or the geometry is not possible; nothing is left behind.
     """
+    number = whole(number)
     try:
         if frames is None and arena_bytes is None:
             geometry = Geometry.fitting(size_bytes, readers=readers, sources=sources)
@@ -257,8 +292,14 @@ def create(
     return Ring(segment, name, number, owner=True)
 
 
-def attach(name: str, number: int = 0, *, timeout_s: float = ATTACH_S) -> Ring:
-    """Open ring `number` of `name`. RingError where there is none, or it is of another version or boot."""
+def attach(name: str, number: int | None = None, *, timeout_s: float = ATTACH_S) -> Ring:
+    """Open ring `number` of `name`; it may be left out where there is only one.
+
+    RingError where there is none, or it is of another version or boot.
+    """
+    if number is None:
+        number = _only_number(name)
+    number = whole(number)
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -279,6 +320,15 @@ def attach(name: str, number: int = 0, *, timeout_s: float = ATTACH_S) -> Ring:
     except BaseException:
         segment.forget()
         raise
+
+
+def _only_number(name: str) -> int:
+    numbers = [found.part for found in find() if found.name == name and found.part.isdigit()]
+    if len(numbers) > 1:
+        raise RingError(
+            f"{name!r} has rings {', '.join(numbers)}: say which, and read them all for all packets"
+        )
+    return int(numbers[0]) if numbers else 0
 
 
 def _geometry(header: Any) -> Geometry:

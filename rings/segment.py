@@ -30,6 +30,7 @@ from rings import locks
 from rings.layout import LOCK_OWNER, LOCK_WRITER
 
 SHM = Path("/dev/shm")
+FOREVER_NS = 1 << 61  # 73 years: a time-out without end
 UNFINISHED_S = 60.0  # how long an object may stand without its magic before it counts as left behind
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,31}")
 _OBJECT = re.compile(rf"rxring-(\d+)-({_NAME.pattern})-(\d{{1,4}}|status)")
@@ -40,7 +41,7 @@ class RingError(Exception):
 
 
 def check_name(name: str) -> str:
-    if not _NAME.fullmatch(name) or name in (".", ".."):
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
         raise RingError(f"name {name!r}: use 1 to 32 of A-Z a-z 0-9 _ . -, no - first")
     return name
 
@@ -71,6 +72,16 @@ def find() -> list[Found]:
             if match and facts.st_uid == os.getuid() and stat.S_ISREG(facts.st_mode):
                 found.append(Found(f"/{path.name}", match[2], match[3], facts.st_size))
     return found
+
+
+def duration_ns(seconds: float | None) -> int:
+    """Of a time-out in seconds; None and infinity: for ever. RingError where it is no number."""
+    try:
+        return min(int(seconds * 1e9), FOREVER_NS) if seconds is not None else FOREVER_NS
+    except OverflowError:
+        return FOREVER_NS if seconds and seconds > 0 else 0
+    except (TypeError, ValueError):
+        raise RingError(f"a time-out of {seconds!r}: give seconds, or None for ever") from None
 
 
 @dataclass(slots=True)

@@ -146,7 +146,10 @@ def _sleep_any(readers, deadline_ns):  # type: ignore[no-untyped-def]
 
 @jit
 def wait_any(readers, strategy, deadline_ns):  # type: ignore[no-untyped-def]
-    """`wait` for the readers of several rings, READER_STATE (n,): for any of them, or the end of all."""
+    """`wait` for the readers of several rings, READER_STATE (n,): for any of them, or the end of all.
+
+    All of them must stay open meanwhile. A sleep lasts 100 ms at most, whatever the deadline: look again.
+    """
     if len(readers) == 1:
         return wait(readers[0], strategy, deadline_ns)
     if strategy != BLOCK:

@@ -23,6 +23,8 @@ their locks, and free the slot of one that does not by a CAS on the word we saw 
 from __future__ import annotations
 
 import os
+from operator import index
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -62,7 +64,7 @@ from rings.layout import (
     offsets,
 )
 from rings.libc import fcntl, futex_wake_all, memmove, monotonic_ns, realtime_ns, sleep_ns
-from rings.segment import RingError, in_children
+from rings.segment import RingError, duration_ns, in_children
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -85,7 +87,6 @@ _POLICY_SHIFT, _LINE, _ALIGN, _LOCK_READER = POLICY_SHIFT, LINE, ALIGN, LOCK_REA
 
 _MAX_FLOW = (1 << 63) - 1
 _SLICE_NS = 50_000_000  # of a wait for room: compiled code sees no signals
-_NEVER_NS = 1 << 62
 
 # The writer's private state. Addresses are of the sections in this process's mapping; `head`, `floor`
 # and `gate` are sequences; positions are virtual arena bytes, which never wrap (offset = position & mask).
@@ -396,7 +397,8 @@ def _as_bytes(payload: Any) -> memoryview | bytes:
 class Writer:
     """The one writer of a ring. Also a context manager: leaving it closes the ring.
 
-    RingError where the ring has a living writer. `record` (WRITER_STATE, shape (1,)) is for compiled
+    Threads may share it: each packet is written whole. RingError where the ring has a living writer.
+    `record` (WRITER_STATE, shape (1,)) is for compiled
     code: pass it on and use the functions of this module with `record[0]`.
     """
 
@@ -427,6 +429,7 @@ class Writer:
         w["readers"] = geometry.readers
         w["lock_fd"] = self._segment.fd
         start_writing(self.record)
+        self._lock = RLock()
         # What is to be written goes through here: its address is known, and asking for one is slow.
         self._staging = np.zeros(MAX_FRAME_BYTES, np.uint8)
         self._staged = memoryview(self._staging.data)
@@ -456,41 +459,56 @@ class Writer:
         flow: 0 … 2⁶³ − 1, for readers that share the work by it; the ring needs source records.
         timeout_s: how long to wait, None for as long as it takes; False if there was no room by then.
         """
-        if self._segment.fd < 0:
-            raise RingError(f"this writer of ring {self._ring.name} is closed: take another")
         data = payload if isinstance(payload, bytes) else _as_bytes(payload)
-        size = len(data)
+        size, time_ns, flow = len(data), index(time_ns), index(flow)
         if size > self._ring.geometry.arena_bytes // 2:
             raise RingError(f"{size} bytes do not fit half the arena: make the ring larger")
         if size > MAX_FRAME_BYTES:
             raise RingError(f"{size} bytes do not fit a frame: give at most {MAX_FRAME_BYTES}")
         if flow != 0 and (not self._ring.geometry.sources or not 0 < flow <= _MAX_FLOW):
             raise RingError(f"flow {flow}: give 0 to {_MAX_FLOW}, to a ring created with sources=True")
-        self._staged[:size] = data
-        if _append_entry(*self._addresses, size, time_ns, 0, flow):
-            return True
-        now_ns = int(monotonic_ns())
-        end_ns = _NEVER_NS if timeout_s is None else now_ns + int(timeout_s * 1e9)
-        while now_ns < end_ns:
-            if _append_entry(*self._addresses, size, time_ns, min(end_ns, now_ns + _SLICE_NS), flow):
-                return True
+        until_ns, end_ns = 0, None  # the first try waits for nothing
+        while not self._try(data, size, time_ns, until_ns, flow):
             now_ns = int(monotonic_ns())
-        return False
+            end_ns = now_ns + duration_ns(timeout_s) if end_ns is None else end_ns
+            if now_ns >= end_ns:
+                return False
+            until_ns = min(end_ns, now_ns + _SLICE_NS)
+        return True
+
+    def _try(self, data: memoryview | bytes, size: int, time_ns: int, until_ns: int, flow: int) -> bool:
+        """Write it now, or by CLOCK_MONOTONIC `until_ns`; was there room?"""
+        with self._lock:
+            # It stays mapped while we write, though a signal handler may close us meanwhile.
+            memory = self._memory
+            self._check_open()
+            self._staged[:size] = data
+            written = bool(_append_entry(*self._addresses, size, time_ns, until_ns, flow))
+            self._check_open()  # else it may have come behind the end, where nobody looks
+            del memory
+        return written
+
+    def _check_open(self) -> None:
+        if self._segment.fd < 0:
+            raise RingError(f"this writer of ring {self._ring.name} is closed: take another")
 
     def close(self) -> None:
         """Say that nothing more comes: readers drain what is there, then end."""
-        if self._segment.fd >= 0:
-            finish_writing(self.record)
-            self.abandon()
+        with self._lock:
+            if self._segment.fd >= 0:
+                finish_writing(self.record)
+                self.abandon()
 
     def abandon(self) -> None:
         """Let go without closing the ring, as if this process had died: another writer may go on."""
-        self.section = np.zeros(0, WRITER)
-        self._memory = np.zeros(0, np.uint8)
-        self._segment.forget()
+        with self._lock:
+            self.section = np.zeros(0, WRITER)
+            self._memory = np.zeros(0, np.uint8)
+            self._segment.forget()
 
     def _disown(self) -> None:
         """In a forked child. Compiled code may write on, but can't ask who is dead: it evicts none."""
+        self._lock = RLock()  # a thread that had it is not in the child
         self._segment.close()
         self.record[0]["lock_fd"] = -1
 

@@ -171,7 +171,7 @@ class Fault:
     caught_by: Callable[[str, Patch], None]
 
 
-LOOK = "overtaken = max(load_relaxed(r.writer + _FLOOR) - r.cursor, 0)"
+LOOK = "overtaken = load_relaxed(r.writer + _FLOOR) - r.cursor"
 SCANNED = "        if load_relaxed(r.writer + _FLOOR) > r.cursor:\n"
 SCAN = "        ours = r.cursor\n"
 PUBLISHED = "    store_release(w.writer + _PUBLISHED, head)  # pairs with the acquire in reader.poll\n"
