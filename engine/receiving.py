@@ -97,6 +97,10 @@ class Receiving:
     def attend(self, poll: select.poll) -> None:
         """Nothing has to be done for it while it runs."""
 
+    @property
+    def is_full(self) -> bool:
+        return False
+
     def cut(self, poll: select.poll) -> None:
         cut_off(self.sock)
 
@@ -107,6 +111,10 @@ class Receiving:
     def dropped(self) -> int:
         """By the kernel so far, in packets; with GRO in frames."""
         return self.drops.read()
+
+    def unfinished(self) -> str | None:
+        """None: what the ring has no room for at the end is counted as refused."""
+        return None
 
     def details(self) -> dict[str, Any]:
         return {}

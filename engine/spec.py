@@ -20,6 +20,7 @@ Parsers raise ValueError("what is wrong: what to do"); `read` says where and rai
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import os
 import re
@@ -257,6 +258,9 @@ def listen(raw: object) -> Listen:
     if scheme != "udp" and rest is not None:
         raise ValueError(f"{url!r}: nothing can be chosen after ? with {scheme}: leave it out")
     where = Listen(scheme, _host(url, host), _port(url, port))
+    address = literal(where.host)
+    if scheme != "udp" and address is not None and address.is_multicast:
+        raise ValueError(f"{url!r}: a group has no streams: give an address of this machine")
     try:
         found = {} if rest is None else parse_options(rest, ("interface", "source"))
         sources = found.pop("source", ())
@@ -553,10 +557,17 @@ def _check_stream(receiver: ReceiverSpec, run: RunSpec) -> None:
 
 
 def _check_listens(receivers: Iterable[ReceiverSpec]) -> None:
-    listens = [str(receiver.listen) for receiver in receivers if receiver.listen.port]
-    twice = next((url for url in listens if listens.count(url) > 1), None)
-    if twice:
-        raise Refused(f"{twice} is listened on twice: give --receivers 2, which share it")
+    listens = [receiver.listen for receiver in receivers if receiver.listen.port]
+    for one, other in itertools.combinations(listens, 2):
+        if str(one) == str(other):
+            raise Refused(f"{one} is listened on twice: give --receivers 2, which share it")
+        alike = (one.port, one.scheme == "udp", ":" in one.host) == (
+            other.port,
+            other.scheme == "udp",
+            ":" in other.host,
+        )
+        if alike and {one.host, other.host} & {"0.0.0.0", "::"}:
+            raise Refused(f"{one} and {other}: one of them is all addresses: leave one out")
 
 
 def largest_batch(run: RunSpec) -> int:

@@ -11,10 +11,12 @@ import array
 import contextlib
 import fcntl
 import os
+import resource
 import select
 import socket
 import struct
 import termios
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +29,7 @@ from engine.net.stream import (
     CONTROL,
     ENDED,
     FREE,
+    MAX_CONNECTIONS,
     OPEN,
     StreamReceiver,
     accept_into,
@@ -45,7 +48,8 @@ from rings.writer import WRITER_STATE, Writer
 
 _SLICE_NS = 50_000_000
 _PUBLISH_NS = 200_000_000
-_STALLED_SLICES = 6  # at the end: a ring that has had no room for so long gets none any more
+_STALLED_SLICES = 90  # at the end: a ring that has had no room for so long gets none any more
+_RESERVED = 200  # descriptors that are not for connections
 _MESSAGE = struct.Struct("=qq")  # row, flow
 
 
@@ -76,6 +80,7 @@ class Streaming:
     buffer: ReceiveBuffer
     gro: bool = False
     accepted: int = 0
+    most: int = MAX_CONNECTIONS  # open at a time
     connections: dict[int, socket.socket] = field(default_factory=dict)  # by their row; the supervisor's
     mine: dict[int, socket.socket] = field(default_factory=dict)  # the same, in the receiver's process
     waiting: list[tuple[int, int]] = field(default_factory=list)  # (row, flow) not passed on yet
@@ -89,7 +94,10 @@ class Streaming:
         listen = spec.listen
         sock = open_stream(listen.scheme, listen.host, rcvbuf=spec.rcvbuf, share=spec.receivers > 1)
         buffer = ReceiveBuffer(spec.rcvbuf, sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
-        return cls(spec, sock, StreamReceiver.prepare(batch=spec.batch, arena_bytes=arena_bytes(run)), buffer)
+        rx = StreamReceiver.prepare(batch=spec.batch, arena_bytes=arena_bytes(run))
+        streams = sum(receiver.listen.scheme != "udp" for receiver in run.receivers)
+        most = max(min((_descriptors() - _RESERVED) // streams, MAX_CONNECTIONS), 1)
+        return cls(spec, sock, rx, buffer, most=most)
 
     def bind(self, port: int) -> Address:
         """The address as bound, to this port. From now on connections come."""
@@ -105,15 +113,23 @@ class Streaming:
                 connection.close()
                 del self.connections[row]
                 self.rx.connections[row]["state"] = FREE
-        while (self.rx.connections["state"] == FREE).any():
+        self._accept()
+        self._pass_on()
+        if self.sock.fileno() >= 0:
+            poll.register(self.sock, 0 if self.is_full else select.POLLIN)
+
+    @property
+    def is_full(self) -> bool:
+        """Does who wants to connect have to wait until another has left?"""
+        return len(self.connections) >= self.most
+
+    def _accept(self) -> None:
+        while not self.is_full:
             try:
                 connection, address = self.sock.accept()
             except OSError:  # nobody waits, or went away while he did
-                break
+                return
             self._keep(connection, address)
-        self._pass_on()
-        if self.sock.fileno() >= 0:
-            poll.register(self.sock, select.POLLIN if (self.rx.connections["state"] == FREE).any() else 0)
 
     def _keep(self, connection: socket.socket, address: Any) -> None:
         connection.setblocking(False)
@@ -134,6 +150,8 @@ class Streaming:
 
     def cut(self, poll: select.poll) -> None:
         """Nobody is accepted any more; of each stream what has come by now is still taken."""
+        self._accept()
+        self._pass_on()
         with contextlib.suppress(KeyError):
             poll.unregister(self.sock)
         self.sock.close()
@@ -144,6 +162,11 @@ class Streaming:
 
     def dropped(self) -> int:
         return 0
+
+    def unfinished(self) -> str | None:
+        """At the end: what was left undone, if anything."""
+        count = int((self.rx.connections["state"] == OPEN).sum()) + int(self.rx.state[0]["cut_short"])
+        return f"{count} streams are cut short: the ring had no room for what had come" if count else None
 
     def details(self) -> dict[str, Any]:
         """connections: accepted so far, open now. lengths: how many receive calls brought how many bytes."""
@@ -237,6 +260,7 @@ class Streaming:
 
     def _drain(self, writer: Writer, stop: int) -> None:
         """Take what had come of each stream when the end was called, then mark its end."""
+        self._add()
         for row, connection in self.mine.items():
             self.rx.connections[row]["left"] = _queued(connection)
         stalled, published = 0, -1
@@ -247,9 +271,18 @@ class Streaming:
             now: Any = writer.record[0]["head"]
             stalled = stalled + 1 if now == published else 0
             published = now
-        while stalled < _STALLED_SLICES and break_off_all(self.rx.state, writer.record):
+        while break_off_all(self.rx.state, writer.record) and stalled < _STALLED_SLICES:
+            time.sleep(_SLICE_NS / 1e9)
             stalled += 1
         self._close_ended()
+
+
+def _descriptors() -> int:
+    """How many files this process may have open, after it has asked for as many as it can get."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _queued(connection: socket.socket) -> int:

@@ -261,7 +261,8 @@ class Supervisor:
         assert self.status is not None
         finished = all(self.status.read(i)[0].get("finished") for i in range(len(self.receivers)))
         # Before the cut: what its filter drops is a UDP error of the namespace, too.
-        self._layers.update()
+        with contextlib.suppress(OSError):  # a count that can't be read must not cost the rest
+            self._layers.update()
         for part in self.receivers:
             part.dropped_at_cut = part.receiving.dropped()
             part.receiving.cut(self._poll)
@@ -272,6 +273,8 @@ class Supervisor:
             if part.ring.state != "closed":
                 part.receiving.finish(part.ring, process.worker.stop_address)
             left = part.receiving.discard()
+            if words := part.receiving.unfinished():
+                self._fail(f"{part.name}: {words}")
             if finished:
                 part.discarded_after_stop = left
             else:
@@ -352,13 +355,16 @@ class Supervisor:
             self.sender.look()
             if self.sender.problem:
                 self._note_once(f"--sender {self.sender.name}: {self.sender.problem}: not looked at")
-        step_ms = min(most_s * 1000, _LOOK_MS if self.sender and not self.sender.came else 1000)
+        often = (self.sender and not self.sender.came) or (self.spec.packets and len(self.receivers) > 1)
+        step_ms = min(most_s * 1000, _LOOK_MS if often else 1000)
         events = {descriptor for descriptor, _ in self._poll.poll(max(step_ms, 0))}
         if self._wakeup in events:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wakeup, 64)
         for part in self.receivers:
             part.receiving.attend(self._poll)
+            if part.receiving.is_full:
+                self._note_once(f"{part.name}: as many connections as it can have are open: others wait")
         for process in self.processes:  # each once: a new one may get the descriptors of the old
             if process.ready_fd in events and os.read(process.ready_fd, 1):
                 self._close_ready(process)

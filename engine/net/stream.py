@@ -62,7 +62,8 @@ CONNECTION = np.dtype(
             "address_rest",
             "place",  # … port, family and interface as one
             "frames",  # that the next call asks for
-            "left",  # bytes that are still to be taken, at the end of the run
+            "left",  # bytes that are still to be taken, at the end of the run …
+            "asked",  # … and whether it was asked once more after them
             "bytes",  # taken
         )
     ]
@@ -103,6 +104,8 @@ STREAM_STATE = np.dtype(
                 "armed",  # how many buffers the call had
                 "call_head",  # `published` when it was made
                 "call_frames",  # frames before it
+                "ended",  # a stream has: its connection is to be closed
+                "cut_short",  # streams that are, at the end of the run, with bytes in their sockets
                 "cpu_before_ns",
             )
         ),
@@ -180,7 +183,7 @@ def _finish(rx, w, count):  # type: ignore[no-untyped-def]
     headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)
     c = _connection(rx, rx.row)
     received_ns = realtime_ns()
-    number, position, frames, size = w.number, rx.start, 0, np.int64(0)
+    number, position, frames, size, ended = w.number, rx.start, 0, np.int64(0), False
     while frames < count:
         length = np.int64(headers[frames].length)
         flags = _NO_KERNEL_TIME | (_END if length == 0 else 0)
@@ -191,11 +194,10 @@ def _finish(rx, w, count):  # type: ignore[no-untyped-def]
         frames += 1
         size += length
         if length == 0:
-            c.state = _ENDED  # before it is published: a successor then publishes it, and does not ask again
+            ended = True
             break
     _settle(rx, w, frames)
     publish(w, frames, number, position, size)
-    _enter(rx, _IDLE)
     c.bytes += size
     c.left -= size
     if size > 0:
@@ -204,6 +206,18 @@ def _finish(rx, w, count):  # type: ignore[no-untyped-def]
         c.frames = min(2 * count, rx.batch)
     elif 2 * frames <= rx.armed:
         c.frames = max(rx.armed // 2, 1)
+    if ended:
+        _end(rx, rx.row)
+    _enter(rx, _IDLE)
+
+
+@jit
+def _end(rx, row):  # type: ignore[no-untyped-def]
+    """A stream's last frame is published: let go of it, then say so. Then its row may be another's."""
+    carray(pointer(rx.pollfds), 1 + MAX_CONNECTIONS, POLLFD)[1 + row].fd = -1
+    rx.ended = 1
+    fence_release()
+    _connection(rx, row).state = _ENDED
 
 
 @jit
@@ -225,7 +239,7 @@ def _break_off(rx, w, row):  # type: ignore[no-untyped-def]
     number, position = describe(w, 0, w.number, realtime_ns(), w.position, 0, 0, 0, _NO_KERNEL_TIME | _BROKEN)
     _settle(rx, w, 1)
     publish(w, 1, number, position, 0)
-    c.state = _ENDED
+    _end(rx, row)
     _enter(rx, _IDLE)
     return True
 
@@ -264,15 +278,16 @@ def _serve(rx, w, drain):  # type: ignore[no-untyped-def]
         row = (rx.turn + i) % rx.rows
         p = pollfds[1 + row]
         c = _connection(rx, row)
-        if p.fd < 0 or p.revents == 0 or c.state != _OPEN or (drain and c.left <= 0):
+        last = drain and c.left <= 0  # all that was to come; but that it was the end is seen only by asking
+        if p.fd < 0 or p.revents == 0 or c.state != _OPEN or (last and c.asked != 0):
             continue
         if not _receive_from(rx, w, row, p.fd):
             rx.turn = row  # it is the first when there is room again
             sleep_ns(_FULL_PAUSE_NS)  # the sender is held up meanwhile: nothing is lost
             return served + 1
         served += 1
-        if c.state != _OPEN:
-            p.fd = -1
+        if last:
+            c.asked = 1
     rx.turn = (rx.turn + 1) % max(rx.rows, 1)
     return served
 
@@ -298,6 +313,9 @@ def receive_streams(rx_state, w_state, stop, deadline_ns, drain):  # type: ignor
         if drain and served == 0:
             why = FINISHED
             break
+        if rx.ended != 0 and not drain:
+            break  # the other side waits to hear it
+    rx.ended = 0
     store_relaxed(w.writer + _CPU_NS, rx.cpu_before_ns + thread_cpu_ns())
     return why
 
@@ -318,11 +336,16 @@ def take_up_streams(rx_state, w_state):  # type: ignore[no-untyped-def]
             rx.start = w.position + ((rx.start - w.position) & (w.arena_bytes - 1))
             w.position = rx.start
             _finish(rx, w, taken)
+    elif rx.phase == _CALLING:
+        headers = carray(pointer(rx.headers), rx.batch, MMSGHDR)
+        for i in range(rx.armed):
+            if headers[i].length == 0:
+                _end(rx, rx.row)
     elif rx.phase == _BREAKING:
         store_relaxed(w.writer + _FRAMES, rx.call_frames + (1 if published else 0))
         store_relaxed(w.writer + _RECEIVED, rx.call_frames + (1 if published else 0))
         if published:
-            _connection(rx, rx.row).state = _ENDED
+            _end(rx, rx.row)
         else:
             _break_off(rx, w, rx.row)  # without room it stays open, and the next call finds it broken again
     _enter(rx, _IDLE)
@@ -330,12 +353,17 @@ def take_up_streams(rx_state, w_state):  # type: ignore[no-untyped-def]
 
 @jit
 def break_off_all(rx_state, w_state):  # type: ignore[no-untyped-def]
-    """At the end of the run: mark the end of every stream that is still open; how many found no room."""
+    """At the end of the run: mark the end of every stream that is open; how many found no room for it."""
     rx, w = rx_state[0], w_state[0]
     left = 0
     for row in range(rx.rows):
-        if _connection(rx, row).state == _OPEN and not _break_off(rx, w, row):
-            left += 1
+        c = _connection(rx, row)
+        if c.state == _OPEN:
+            rest = c.left
+            if not _break_off(rx, w, row):
+                left += 1
+            elif rest > 0:
+                rx.cut_short += 1
     return left
 
 
@@ -352,7 +380,7 @@ def accept_into(rx: StreamReceiver, flow: int, source: tuple[int, int, int]) -> 
         return -1
     row = int(free[0])
     c = rx.connections[row]
-    c["flow"], c["frames"], c["left"], c["bytes"] = flow, 1, _NO_LIMIT, 0
+    c["flow"], c["frames"], c["left"], c["asked"], c["bytes"] = flow, 1, _NO_LIMIT, 0, 0
     c["address"], c["address_rest"], c["place"] = source
     c["state"] = OPEN
     rx.state[0]["rows"] = max(int(rx.state[0]["rows"]), row + 1)

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Literal
 
 import msgspec
@@ -212,8 +212,10 @@ class StreamSender:
         """Say the end, and wait until the other side has it all and closes too."""
         deadline = time.monotonic() + _LAST_WORD_S
         for sock in self.sockets:
-            try:
+            with suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
+        for sock in self.sockets:
+            try:
                 sock.settimeout(max(deadline - time.monotonic(), 0.001))
                 closed = sock.recv(1) == b""
             except OSError:

@@ -19,6 +19,7 @@ from engine.net.address import parse_host_port
 AF_SMC = 43
 SCHEMES = ("tcp", "smc")
 _BACKLOG = 1024
+_MOST_BUFFER_BYTES = (1 << 31) - 2  # twice the largest that setsockopt takes
 _SMC_PROTOCOLS = {socket.AF_INET: 0, socket.AF_INET6: 1}  # SMCPROTO_SMC, SMCPROTO_SMC6
 _CONNECT_S = 10.0
 _C = ctypes.CDLL(None, use_errno=True)
@@ -29,8 +30,14 @@ def open_stream(scheme: str, host: str, *, rcvbuf: int | None, share: bool) -> s
 
     rcvbuf: bytes of each connection's buffer, None lets the kernel grow it as needed. share: SO_REUSEPORT.
     """
-    sock = _socket(scheme, _resolve(scheme, host, 0)[0])
+    _check_buffer("a receive buffer", rcvbuf)
+    family, _ = _resolve(scheme, host, 0)
+    sock = _socket(scheme, family)
     sock.setblocking(False)
+    if family == socket.AF_INET6 and scheme == "tcp":
+        sock.setsockopt(
+            socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1
+        )  # as for packets: IPv4 is another --listen
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a former run may linger
     if share:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -66,8 +73,14 @@ def connect_stream(to: str, sndbuf: int | None = None) -> socket.socket:
     """A connected socket to tcp://HOST:PORT or smc://HOST:PORT. Refused where nobody answers."""
     scheme, _, where = to.partition("://")
     host, port = parse_host_port(where)
+    _check_buffer("a send buffer", sndbuf)
     family, address = _resolve(scheme, host, port)
-    sock = _socket(scheme, family)
+    try:
+        sock = _socket(scheme, family)
+    except OSError as error:
+        raise Refused(
+            f"cannot connect to {to}: {error.strerror}: each stream is an open file, `ulimit -n` allows more"
+        ) from None
     try:
         if sndbuf is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sndbuf // 2)
@@ -79,6 +92,12 @@ def connect_stream(to: str, sndbuf: int | None = None) -> socket.socket:
         reason = reasons.get(error.errno or 0, os.strerror(error.errno or 0))
         raise Refused(f"cannot connect to {to}: {reason}: start the receiver first") from None
     return sock
+
+
+def _check_buffer(what: str, size: int | None) -> None:
+    """Refused where no kernel could grant it."""
+    if size is not None and size > _MOST_BUFFER_BYTES:
+        raise Refused(f"{what} of {size} bytes: give at most {_MOST_BUFFER_BYTES}")
 
 
 def _socket(scheme: str, family: int) -> socket.socket:

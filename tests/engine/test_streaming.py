@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,46 @@ def test_the_end_of_a_run_breaks_streams_off_and_the_sender_hears_it(name: str) 
     assert sender.returncode == 1
     assert b"the other side ended the stream" in errors
     assert json.loads(out.splitlines()[-1])["bytes"] >= summary["receivers"][0]["bytes"]
+
+
+def short_ones(port: int, count: int) -> None:
+    """Connect, say 8 bytes and the end, and wait until the other side has both."""
+    for n in range(count):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(n.to_bytes(8, "little"))
+            client.shutdown(socket.SHUT_WR)
+            client.settimeout(60)
+            assert client.recv(1) == b""
+
+
+def test_rows_go_from_one_connection_to_the_next_and_none_is_lost(
+    name: str, tmp_path: Path, fork: Any
+) -> None:
+    """Thousands, while the receiver is stopped and goes on at moments drawn by lot."""
+    dump, chance = tmp_path / "dump", random.Random(5)
+    with Run(name, "--consumer", f"dump={dump}", listen=TCP) as run:
+        clients = [fork(short_ones, run.port, 3000) for _ in range(2)]
+        receiver = run.worker(0)
+        for _ in range(100):
+            os.kill(receiver, signal.SIGSTOP)
+            time.sleep(chance.uniform(0, 0.003))
+            os.kill(receiver, signal.SIGCONT)
+            time.sleep(chance.uniform(0, 0.01))
+        assert [client.wait() for client in clients] == [0, 0]
+        summary = run.end()
+    counts_add_up(summary)
+    assert sorted(dump.read_bytes()[i : i + 8] for i in range(0, 48_000, 8)) == sorted(
+        n.to_bytes(8, "little") for n in [*range(3000)] * 2
+    )
+    assert summary["receivers"][0]["packets"] == 12_000  # each has its bytes and its end
+
+
+def test_many_streams_are_closed_together(name: str) -> None:
+    with Run(name, "--consumer", "rate", listen=TCP) as run:
+        sent = summary_of(send(run, "--flows", "300", "--packets", "600", "--size", "100"))
+        summary = run.end()
+    assert (sent["sent"], sent["unconfirmed"]) == (600, 0)
+    assert summary["receivers"][0]["bytes"] == 60_000
 
 
 def test_without_a_supervisor_the_streams_end(name: str) -> None:

@@ -20,7 +20,6 @@ from engine.net.sockets import ReceiveBuffer
 from engine.net.stream import (
     CONTROL,
     ENDED,
-    MAX_CONNECTIONS,
     StreamReceiver,
     receive_streams,
     take_up_streams,
@@ -235,7 +234,7 @@ def test_the_cut_at_the_end_takes_what_has_come(streams: Streams) -> None:
 
 def test_who_waits_is_served_when_another_has_left(streams: Streams) -> None:
     """The table is full: the next waits to be accepted, and is no worse off."""
-    streams.streaming.rx.connections["state"][1:] = ENDED  # as if they were others'
+    streams.streaming.most = 1
     first = streams.connect()
     second = socket.create_connection(streams.address)
     second.sendall(b"second")
@@ -246,7 +245,7 @@ def test_who_waits_is_served_when_another_has_left(streams: Streams) -> None:
     streams.take_until(lambda: streams.bytes[2] == b"second")
     second.close()
     streams.take_until(lambda: len(streams.ends) == 2)
-    assert streams.streaming.rx.state[0]["rows"] <= MAX_CONNECTIONS
+    assert streams.streaming.rx.state[0]["rows"] == 1
 
 
 def test_how_much_each_call_brought_is_counted(streams: Streams) -> None:
@@ -306,3 +305,45 @@ def test_a_receiver_killed_at_random_loses_no_byte(name: str, fork: Any, batch: 
             assert bytes(streams.bytes[flow]) == content
         assert set(streams.ends.values()) == {END}
         streams.check_counts()
+
+
+def test_a_stream_that_had_ended_before_the_cut_has_ended_cleanly(streams: Streams) -> None:
+    whole, open_still = streams.connect(), streams.connect()
+    whole.sendall(b"x" * 40_000)
+    whole.close()
+    open_still.sendall(b"y")
+    streams.stop[0] = 1
+    assert streams.take(10) == STOPPED
+    streams.streaming._drain(streams.writer, streams.stop.ctypes.data)
+    streams.read()
+    assert (len(streams.bytes[1]), bytes(streams.bytes[2])) == (40_000, b"y")
+    assert streams.ends == {1: END, 2: BROKEN}
+    open_still.close()
+
+
+def test_whoever_was_accepted_before_the_cut_is_heard(streams: Streams) -> None:
+    """Not passed on to the receiver yet, or not even accepted."""
+    for payload in (b"one", b"two", b"three"):
+        with socket.create_connection(streams.address) as client:
+            client.sendall(payload)
+    streams.streaming.cut(streams.poll)
+    streams.streaming._drain(streams.writer, streams.stop.ctypes.data)
+    streams.read()
+    assert sorted(map(bytes, streams.bytes.values())) == [b"one", b"three", b"two"]
+    assert set(streams.ends.values()) == {END}
+    assert streams.streaming.unfinished() is None
+
+
+def test_a_ring_without_room_at_the_end_is_said(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.streaming._STALLED_SLICES", 2)
+    client = streams.connect()
+    client.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            client.send(b"x" * 65536)
+            streams.take(0.001)
+    streams.streaming._drain(streams.writer, streams.stop.ctypes.data)
+    assert streams.streaming.unfinished() == (
+        "1 streams are cut short: the ring had no room for what had come"
+    )
+    client.close()
