@@ -194,7 +194,7 @@ class Supervisor:
         if taken < 0.9 * asked:
             self._note_once(
                 f"the ring takes {format_size(taken)} of {format_size(asked)}: "
-                "its arena and its descriptors are powers of two"
+                f"its arena and its descriptors{' and source records' * geometry.sources} are powers of two"
             )
 
     def _start(self) -> None:
