@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +32,8 @@ from rings.libc import monotonic_ns
 from rings.ring import Ring, attach
 from rings.writer import WRITER_STATE, Writer
 
-_SLICE_NS = 50_000_000
-_PUBLISH_NS = 200_000_000
+SLICE_NS = 50_000_000
+PUBLISH_NS = 200_000_000
 _STALLED_SLICES = 6  # at the end: a ring that has had no room for so long gets none any more
 
 
@@ -44,6 +45,19 @@ def compile_all() -> None:
     compile_for(take_up, rx.state, w)
     compile_for(give_up, rx.state, w)
     Writer.compile()
+
+
+def drain_slices(take: Callable[[int], int], writer: Writer, most: int) -> int:
+    """Call take(CLOCK_MONOTONIC ns) until it answers other than SLICE, or `most` slices bring no new frame.
+
+    How many slices have passed without one: in slices, not by the clock, for who was stopped has not waited.
+    """
+    stalled, head = 0, -1
+    while stalled < most and take(int(monotonic_ns()) + SLICE_NS) == SLICE:
+        now: Any = writer.record[0]["head"]
+        stalled = stalled + 1 if now == head else 0
+        head = now
+    return stalled
 
 
 @dataclass(slots=True)
@@ -138,7 +152,7 @@ class Receiving:
         worker.ready({})
         published_ns = 0
         while True:
-            deadline_ns = int(monotonic_ns()) + _SLICE_NS
+            deadline_ns = int(monotonic_ns()) + SLICE_NS
             why = receive(self.rx.state, writer.record, stop, deadline_ns, False)
             if why == FAILED:
                 raise Failed(f"receiving on {self.spec.listen}: {os.strerror(self.rx.state[0]['failure'])}")
@@ -147,7 +161,7 @@ class Receiving:
             if not worker.supervisor_lives():
                 cut_off(self.sock)  # what is queued is drained and delivered, nothing is added
                 break
-            if deadline_ns - published_ns > _PUBLISH_NS:
+            if deadline_ns - published_ns > PUBLISH_NS:
                 worker.publish({})
                 published_ns = deadline_ns
         if why != FINISHED:
@@ -164,13 +178,9 @@ class Receiving:
 
     def _drain(self, writer: Writer, stop: int) -> None:
         """Take what is queued, as long as the readers make room for it; refuse what then still waits."""
-        # In slices, not by the clock: who was stopped for a while has not waited.
-        stalled, published = 0, -1
-        while stalled < _STALLED_SLICES:
-            deadline_ns = int(monotonic_ns()) + _SLICE_NS
-            if receive(self.rx.state, writer.record, stop, deadline_ns, True) != SLICE:
-                break
-            now: Any = writer.record[0]["head"]
-            stalled = stalled + 1 if now == published else 0
-            published = now
+        drain_slices(
+            lambda until_ns: int(receive(self.rx.state, writer.record, stop, until_ns, True)),
+            writer,
+            _STALLED_SLICES,
+        )
         give_up(self.rx.state, writer.record)

@@ -39,6 +39,7 @@ from engine.net.stream import (
     take_up_streams,
 )
 from engine.net.stream_socket import listen_on, open_stream
+from engine.receiving import PUBLISH_NS, SLICE_NS, drain_slices
 from engine.spec import ReceiverSpec, RunSpec, arena_bytes
 from engine.worker import Worker
 from rings.jit import compile_for
@@ -46,8 +47,6 @@ from rings.libc import monotonic_ns
 from rings.ring import Ring, attach
 from rings.writer import WRITER_STATE, Writer
 
-_SLICE_NS = 50_000_000
-_PUBLISH_NS = 200_000_000
 _STALLED_SLICES = 90  # at the end: a ring that has had no room for so long gets none any more
 _RESERVED = 200  # descriptors that are not for connections
 _MESSAGE = struct.Struct("=qq")  # row, flow
@@ -203,14 +202,14 @@ class Streaming:
         worker.ready({})
         published_ns = 0
         while True:
-            deadline_ns = int(monotonic_ns()) + _SLICE_NS
+            deadline_ns = int(monotonic_ns()) + SLICE_NS
             why = receive_streams(self.rx.state, writer.record, stop, deadline_ns, False)
             self._close_ended()
             if why == CONTROL:
                 self._add()
             elif why != SLICE or not worker.supervisor_lives():
                 break
-            if deadline_ns - published_ns > _PUBLISH_NS:
+            if deadline_ns - published_ns > PUBLISH_NS:
                 worker.publish({})
                 published_ns = deadline_ns
         self._drain(writer, stop)
@@ -263,16 +262,13 @@ class Streaming:
         self._add()
         for row, connection in self.mine.items():
             self.rx.connections[row]["left"] = _queued(connection)
-        stalled, published = 0, -1
-        while stalled < _STALLED_SLICES:
-            deadline_ns = int(monotonic_ns()) + _SLICE_NS
-            if receive_streams(self.rx.state, writer.record, stop, deadline_ns, True) != SLICE:
-                break
-            now: Any = writer.record[0]["head"]
-            stalled = stalled + 1 if now == published else 0
-            published = now
+        stalled = drain_slices(
+            lambda until_ns: int(receive_streams(self.rx.state, writer.record, stop, until_ns, True)),
+            writer,
+            _STALLED_SLICES,
+        )
         while break_off_all(self.rx.state, writer.record) and stalled < _STALLED_SLICES:
-            time.sleep(_SLICE_NS / 1e9)
+            time.sleep(SLICE_NS / 1e9)
             stalled += 1
         self._close_ended()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import time
 import uuid
 import weakref
 from dataclasses import dataclass
-from operator import index as whole
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -268,7 +268,7 @@ def create(
     Its size is `size_bytes`, or `frames` and `arena_bytes` (powers of two). RingError where a living
     owner holds the name, /dev/shm is full, or the geometry is not possible; nothing is left behind.
     """
-    number = whole(number)
+    number = operator.index(number)
     try:
         if frames is None and arena_bytes is None:
             geometry = Geometry.fitting(size_bytes, readers=readers, sources=sources)
@@ -299,7 +299,7 @@ def attach(name: str, number: int | None = None, *, timeout_s: float = ATTACH_S)
     """
     if number is None:
         number = _only_number(name)
-    number = whole(number)
+    number = operator.index(number)
     deadline = time.monotonic() + timeout_s
     while True:
         try:

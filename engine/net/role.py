@@ -22,9 +22,10 @@ from engine.net import address
 from engine.net.address import Destination
 from engine.net.libc import SOL_UDP, UDP_SEGMENT
 from engine.signals import END_SIGNALS
+from rings.jit import jit
 
 SLICE_NS = 50_000_000  # a compiled loop comes back this often
-_INTERVAL_NS = 1_000_000_000
+_INTERVAL_NS = _SECOND_NS = 1_000_000_000
 _SLICE_TIMEVAL = struct.pack("@ll", 0, SLICE_NS // 1000)
 
 
@@ -66,6 +67,14 @@ class Stop:
             signal.signal(other, signal.SIG_IGN if other == signal.SIGHUP else handler)
         if self._breaks_off:
             raise _Interrupted
+
+
+@jit
+def due_at(start_ns, rate, index):  # type: ignore[no-untyped-def]
+    """start + ⌊index × 10⁹ / rate⌋, the second's part apart: the product would pass 64 bits. 0: at once."""
+    if rate == 0:
+        return start_ns
+    return start_ns + index // rate * _SECOND_NS + index % rate * _SECOND_NS // rate
 
 
 def drive(
@@ -149,6 +158,16 @@ def pin_here(cpus: Iterable[int] | None) -> list[int]:
     if cpus is None:
         return []
     return list(pinning.pin(os.getpid(), list(cpus))[0].cpus)
+
+
+def settle(cpu: str | None, fifo: int | None, mlock: bool) -> list[int]:
+    """Pin this process, give it its priority, lock its memory, as flags say; the CPUs it got."""
+    cpus = pin_here(cpus_of(cpu))
+    if fifo is not None:
+        pinning.set_fifo(os.getpid(), fifo)
+    if mlock:
+        pinning.lock_memory()
+    return cpus
 
 
 def cpus_of(flag: str | None) -> tuple[int, ...] | None:

@@ -30,7 +30,6 @@ import msgspec
 import numpy as np
 
 from engine import figures
-from engine.affinity import pinning
 from engine.errors import Failed, Refused
 from engine.handlers import histogram
 from engine.handlers.histogram import add_row
@@ -58,9 +57,10 @@ from engine.net.role import (
     connect,
     cpus_of,
     drive,
+    due_at,
     error_lines,
     errors_by_name,
-    pin_here,
+    settle,
 )
 from engine.net.stamp import (
     CLOSING,
@@ -201,18 +201,10 @@ class SendPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 @jit
-def _due_ns(s, index):  # type: ignore[no-untyped-def]
-    """start + ⌊index × 10⁹ / rate⌋, the second's part apart: the product would pass 64 bits."""
-    if s.rate == 0:
-        return s.start_ns
-    return s.start_ns + index // s.rate * _SECOND_NS + index % s.rate * _SECOND_NS // s.rate
-
-
-@jit
 def _stamp_message(s, flow, sequence, first, packets, sent_ns, address, late_ns):  # type: ignore[no-untyped-def]
     """Stamp the packets of one message, schedule numbers `first` and on; note how late each is."""
     for k in range(packets):
-        due_ns = sent_ns if s.rate == 0 else _due_ns(s, first + k)
+        due_ns = sent_ns if s.rate == 0 else due_at(s.start_ns, s.rate, first + k)
         late_ns[k] = sent_ns - due_ns
         if s.stamp == RXRING:
             write_rxring(address, s.size, flow, sequence + k, due_ns + s.offset_ns, sent_ns + s.offset_ns)
@@ -228,7 +220,7 @@ def _prepare(s, flows, iovecs, packets, late_ns):  # type: ignore[no-untyped-def
     while count < s.burst and index < s.limit:
         several = min(s.segments, s.limit - index)
         now = monotonic_ns()
-        if _due_ns(s, index + several - 1) > now:
+        if due_at(s.start_ns, s.rate, index + several - 1) > now:
             break
         _stamp_message(s, s.turn, sequence, index, several, now, iovecs[count].base, late_ns[count])
         iovecs[count].length = several * s.size
@@ -275,7 +267,7 @@ def _send_slice(state, flows, iovecs, packets, late_ns, lateness, until_ns):  # 
         now = monotonic_ns()
         if now >= until_ns:
             return _SLICE
-        due_ns = _due_ns(s, min(s.next + s.segments, s.limit) - 1)
+        due_ns = due_at(s.start_ns, s.rate, min(s.next + s.segments, s.limit) - 1)
         if due_ns > now:
             nap_ns = min(due_ns, until_ns) - now - _SPIN_NS
             if nap_ns <= 0:
@@ -335,11 +327,7 @@ class Sender:
     def prepare(self, stack: ExitStack) -> None:
         """Everything that takes time or may be refused; the sockets, which `stack` closes, at last."""
         warm()
-        self.cpus = pin_here(cpus_of(self.plan.cpu))
-        if self.plan.fifo is not None:
-            pinning.set_fifo(os.getpid(), self.plan.fifo)
-        if self.plan.mlock:
-            pinning.lock_memory()
+        self.cpus = settle(self.plan.cpu, self.plan.fifo, self.plan.mlock)
         self.payload[:] = self.pattern  # touched first here, on the CPU that it is for
         segment = self.plan.size if self.plan.segments > 1 else 0
         for flow in range(self.plan.flows):

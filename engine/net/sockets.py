@@ -64,6 +64,12 @@ class ReceiveBuffer:
         )
 
 
+def check_buffer(what: str, size: int | None) -> None:
+    """Refused where no kernel could grant it."""
+    if size is not None and size > _MOST_BUFFER_BYTES:
+        raise Refused(f"{what} of {size} bytes: give at most {_MOST_BUFFER_BYTES}")
+
+
 def open_udp(
     listen: Listen,
     *,
@@ -78,8 +84,7 @@ def open_udp(
     which a receive call asks the device itself.
     Refused where no kernel grants `rcvbuf` bytes; where ours does not, the ReceiveBuffer says so.
     """
-    if rcvbuf is not None and rcvbuf > _MOST_BUFFER_BYTES:
-        raise Refused(f"a receive buffer of {rcvbuf} bytes: give at most {_MOST_BUFFER_BYTES}")
+    check_buffer("a receive buffer", rcvbuf)
     where = _resolve(listen)
     if share and address.is_multicast(where[0]):
         raise Refused(f"{listen}: each of several receivers would get every packet of a group: give one")

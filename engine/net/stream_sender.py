@@ -21,7 +21,6 @@ import numpy as np
 from numba import types
 
 from engine import figures
-from engine.affinity import pinning
 from engine.errors import Failed, Refused
 from engine.net.libc import EAGAIN, EINTR, ERRNOS
 from engine.net.role import (
@@ -31,10 +30,11 @@ from engine.net.role import (
     check_range,
     cpus_of,
     drive,
+    due_at,
     error_lines,
     errors_by_name,
     limit_sends,
-    pin_here,
+    settle,
 )
 from engine.net.stream import LENGTH_BYTES, LENGTHS, lengths_by_name
 from engine.net.stream_socket import connect_stream
@@ -108,14 +108,6 @@ class StreamPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 @jit
-def _due_ns(s):  # type: ignore[no-untyped-def]
-    """When the message at work is due; as sender._due_ns."""
-    if s.rate == 0:
-        return s.start_ns
-    return s.start_ns + s.messages // s.rate * _SECOND_NS + s.messages % s.rate * _SECOND_NS // s.rate
-
-
-@jit
 def _send_slice(state, fds, until_ns):  # type: ignore[no-untyped-def]
     """Send until the time `until_ns`, a signal, the last message, or an error."""
     s = state[0]
@@ -123,7 +115,7 @@ def _send_slice(state, fds, until_ns):  # type: ignore[no-untyped-def]
         now = monotonic_ns()
         if now >= until_ns:
             return _SLICE
-        late_ns = now - _due_ns(s)
+        late_ns = now - due_at(s.start_ns, s.rate, s.messages)
         if late_ns < 0 and s.part == 0:
             nap_ns = min(-late_ns, until_ns - now) - _SPIN_NS
             if nap_ns <= 0:
@@ -173,11 +165,7 @@ class StreamSender:
     def prepare(self, stack: ExitStack) -> None:
         """Everything that takes time or may be refused; the connections, which `stack` closes, at last."""
         warm()
-        self.cpus = pin_here(cpus_of(self.plan.cpu))
-        if self.plan.fifo is not None:
-            pinning.set_fifo(os.getpid(), self.plan.fifo)
-        if self.plan.mlock:
-            pinning.lock_memory()
+        self.cpus = settle(self.plan.cpu, self.plan.fifo, self.plan.mlock)
         for i in range(self.plan.flows):
             sock = stack.enter_context(connect_stream(self.plan.to, self.plan.sndbuf))
             limit_sends(sock)

@@ -15,11 +15,11 @@ from typing import Any
 
 from engine.errors import Refused
 from engine.net.address import parse_host_port
+from engine.net.sockets import check_buffer
 
 AF_SMC = 43
 SCHEMES = ("tcp", "smc")
 _BACKLOG = 1024
-_MOST_BUFFER_BYTES = (1 << 31) - 2  # twice the largest that setsockopt takes
 _SMC_PROTOCOLS = {socket.AF_INET: 0, socket.AF_INET6: 1}  # SMCPROTO_SMC, SMCPROTO_SMC6
 _CONNECT_S = 10.0
 _C = ctypes.CDLL(None, use_errno=True)
@@ -30,7 +30,7 @@ def open_stream(scheme: str, host: str, *, rcvbuf: int | None, share: bool) -> s
 
     rcvbuf: bytes of each connection's buffer, None lets the kernel grow it as needed. share: SO_REUSEPORT.
     """
-    _check_buffer("a receive buffer", rcvbuf)
+    check_buffer("a receive buffer", rcvbuf)
     family, _ = _resolve(scheme, host, 0)
     sock = _socket(scheme, family)
     sock.setblocking(False)
@@ -73,7 +73,7 @@ def connect_stream(to: str, sndbuf: int | None = None) -> socket.socket:
     """A connected socket to tcp://HOST:PORT or smc://HOST:PORT. Refused where nobody answers."""
     scheme, _, where = to.partition("://")
     host, port = parse_host_port(where)
-    _check_buffer("a send buffer", sndbuf)
+    check_buffer("a send buffer", sndbuf)
     family, address = _resolve(scheme, host, port)
     try:
         sock = _socket(scheme, family)
@@ -92,12 +92,6 @@ def connect_stream(to: str, sndbuf: int | None = None) -> socket.socket:
         reason = reasons.get(error.errno or 0, os.strerror(error.errno or 0))
         raise Refused(f"cannot connect to {to}: {reason}: start the receiver first") from None
     return sock
-
-
-def _check_buffer(what: str, size: int | None) -> None:
-    """Refused where no kernel could grant it."""
-    if size is not None and size > _MOST_BUFFER_BYTES:
-        raise Refused(f"{what} of {size} bytes: give at most {_MOST_BUFFER_BYTES}")
 
 
 def _socket(scheme: str, family: int) -> socket.socket:
