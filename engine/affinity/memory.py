@@ -58,7 +58,8 @@ def tracing() -> Callable[[], None]:
 
 
 def lock(pid: int) -> int:
-    """Lock the memory of a child that stopped at its exec, and let it go; 0, or the errno of mlockall.
+    """Lock the memory of a child that stopped at its exec, and let it go: 0. Or the errno of mlockall: then it
+    stays stopped, to be killed before it has done anything.
 
     OSError if it cannot be traced.
     """
@@ -92,11 +93,13 @@ def lock(pid: int) -> int:
     ask(_CONT, 0, 0)
     _await_trap(pid)
     answer = registers(_GETREGSET, call)[machine.answer]
+    if answer >= (1 << 64) - 4095:
+        return (1 << 64) - answer
 
     ask(_POKETEXT, at, text)
     registers(_SETREGSET, before)
     ask(_DETACH, 0, 0)
-    return (1 << 64) - answer if answer >= (1 << 64) - 4095 else 0
+    return 0
 
 
 def _await_trap(pid: int) -> None:
