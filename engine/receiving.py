@@ -22,10 +22,12 @@ from engine.net.sockets import (
     bind_udp,
     cut_off,
     discard,
+    joined,
     open_udp,
+    probe_udp,
     steer_by_cpu,
 )
-from engine.spec import UDP_BUFFER_BYTES, ReceiverSpec, RunSpec, wants_gro
+from engine.spec import UDP_BUFFER_BYTES, Listen, ReceiverSpec, RunSpec, wants_gro
 from engine.worker import Worker
 from rings.jit import compile_for
 from rings.libc import monotonic_ns
@@ -35,16 +37,6 @@ from rings.writer import WRITER_STATE, Writer
 SLICE_NS = 50_000_000
 PUBLISH_NS = 200_000_000
 _STALLED_SLICES = 6  # at the end: a ring that has had no room for so long gets none any more
-
-
-def compile_all() -> None:
-    """Compile what a receiver runs, before there is a socket that could drop packets meanwhile."""
-    rx = Receiver.prepare(-1, batch=1, one_by_one=False, timestamps=True, packets=None)
-    w = np.zeros(1, WRITER_STATE)
-    compile_for(receive, rx.state, w, 0, 0, True)
-    compile_for(take_up, rx.state, w)
-    compile_for(give_up, rx.state, w)
-    Writer.compile()
 
 
 def drain_slices(take: Callable[[int], int], writer: Writer, most: int) -> int:
@@ -75,6 +67,21 @@ class Receiving:
         self.drops = DropCount(self.sock)
 
     # ── in the supervisor ────────────────────────────────────────────────────────────────────────────
+
+    @staticmethod
+    def compile() -> None:
+        """Compile what it runs, before there is a socket that could drop packets meanwhile."""
+        rx = Receiver.prepare(-1, batch=1, one_by_one=False, timestamps=True, packets=None)
+        w = np.zeros(1, WRITER_STATE)
+        compile_for(receive, rx.state, w, 0, 0, True)
+        compile_for(take_up, rx.state, w)
+        compile_for(give_up, rx.state, w)
+        Writer.compile()
+
+    @staticmethod
+    def probe(listen: Listen) -> None:
+        """Refused if `bind` would be, before anything else is done."""
+        probe_udp(listen)
 
     @classmethod
     def open(cls, spec: ReceiverSpec, run: RunSpec) -> Receiving:
@@ -107,6 +114,10 @@ class Receiving:
         if self.spec.steer == "cpu":
             steer_by_cpu(self.sock, self.spec.receivers)
         return bound
+
+    def remark(self) -> str | None:
+        """What to say of where it listens: the device on which a group was joined, if nobody chose it."""
+        return joined(self.spec.listen)
 
     def attend(self, poll: select.poll) -> None:
         """Nothing has to be done for it while it runs."""

@@ -38,9 +38,9 @@ from engine.net.stream import (
     receive_streams,
     take_up_streams,
 )
-from engine.net.stream_socket import listen_on, open_stream
+from engine.net.stream_socket import listen_on, open_stream, probe_stream
 from engine.receiving import PUBLISH_NS, SLICE_NS, drain_slices
-from engine.spec import ReceiverSpec, RunSpec, arena_bytes
+from engine.spec import Listen, ReceiverSpec, RunSpec, arena_bytes
 from engine.worker import Worker
 from rings.jit import compile_for
 from rings.libc import monotonic_ns
@@ -58,15 +58,6 @@ def _socket_pair() -> tuple[socket.socket, socket.socket]:
     for end in ends:
         end.setblocking(False)
     return ends
-
-
-def compile_streams() -> None:
-    rx = StreamReceiver.prepare(batch=1, arena_bytes=1 << 16)
-    w = np.zeros(1, WRITER_STATE)
-    compile_for(receive_streams, rx.state, w, 0, 0, True)
-    compile_for(take_up_streams, rx.state, w)
-    compile_for(break_off_all, rx.state, w)
-    Writer.compile()
 
 
 @dataclass(slots=True)
@@ -87,6 +78,21 @@ class Streaming:
 
     # ── in the supervisor ────────────────────────────────────────────────────────────────────────────
 
+    @staticmethod
+    def compile() -> None:
+        """Compile what it runs."""
+        rx = StreamReceiver.prepare(batch=1, arena_bytes=1 << 16)
+        w = np.zeros(1, WRITER_STATE)
+        compile_for(receive_streams, rx.state, w, 0, 0, True)
+        compile_for(take_up_streams, rx.state, w)
+        compile_for(break_off_all, rx.state, w)
+        Writer.compile()
+
+    @staticmethod
+    def probe(listen: Listen) -> None:
+        """Refused if `bind` would be, before anything else is done."""
+        probe_stream(listen.scheme, listen.host, listen.port)
+
     @classmethod
     def open(cls, spec: ReceiverSpec, run: RunSpec) -> Streaming:
         """Its socket, set up and not bound."""
@@ -101,6 +107,9 @@ class Streaming:
     def bind(self, port: int) -> Address:
         """The address as bound, to this port. From now on connections come."""
         return listen_on(self.sock, self.spec.listen.scheme, self.spec.listen.host, port)
+
+    def remark(self) -> str | None:
+        return None
 
     def attend(self, poll: select.poll) -> None:
         """Close what has ended; accept who waits, as long as the table has room; pass them on.

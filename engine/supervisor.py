@@ -31,15 +31,13 @@ from engine.known_sender import KnownSender
 from engine.net.address import format_address
 from engine.net.clock import clock_offset_ns, clock_step_ns
 from engine.net.counters import Layers, devices_of
-from engine.net.sockets import joined, probe_udp
-from engine.net.stream_socket import probe_stream
-from engine.receiving import Receiving, compile_all
+from engine.receiving import Receiving
 from engine.report import Report, plain_data
 from engine.signals import END_SIGNALS
 from engine.snapshot import ConsumerPart, ReceiverPart, snapshot
-from engine.spec import ReceiverSpec, RunSpec
+from engine.spec import RunSpec
 from engine.status import STOP, Status
-from engine.streaming import Streaming, compile_streams
+from engine.streaming import Streaming
 from engine.worker import Worker, fork
 from rings.jit import cache_folder, compiled_before
 from rings.layout import MAX_READERS, Geometry
@@ -47,6 +45,7 @@ from rings.reader import Reader
 from rings.ring import create
 from rings.segment import RingError
 
+_KINDS: dict[str, type[Receiving] | type[Streaming]] = {"udp": Receiving, "tcp": Streaming, "smc": Streaming}
 _START_S = 30.0  # a worker that is not ready by then never will be
 _STALLED_S = 5.0  # at the end: a worker that has not moved for so long is not waited for …
 _STOPPED_S = 0.3  # … and one that is stopped (SIGSTOP) for so long
@@ -132,10 +131,8 @@ class Supervisor:
                 if reason:
                     raise Refused(f"{what}: {reason}")
         for part in self.spec.receivers:
-            if part.member:
-                continue  # it shares the port of another
-            where = part.listen
-            probe_udp(where) if where.scheme == "udp" else probe_stream(where.scheme, where.host, where.port)
+            if part.member == 0:  # the others share its port
+                _KINDS[part.listen.scheme].probe(part.listen)
         if self.sender is not None:
             self.sender.look()
             if self.sender.problem:
@@ -149,10 +146,8 @@ class Supervisor:
                 "compiling for the first time: this takes up to a minute, the next start does not"
             )
         handlers = [load(c.handler) for c in self.spec.consumers]
-        if any(receiver.listen.scheme == "udp" for receiver in self.spec.receivers):
-            compile_all()
-        if any(receiver.listen.scheme != "udp" for receiver in self.spec.receivers):
-            compile_streams()
+        for kind in {_KINDS[receiver.listen.scheme] for receiver in self.spec.receivers}:
+            kind.compile()
         Reader.compile()
         for spec, handler in zip(self.spec.consumers, handlers, strict=True):
             if spec.group and not handler.merges:
@@ -172,7 +167,7 @@ class Supervisor:
             state_bytes=[0 for _ in names] + [c.consumer.state_bytes for c in self.consumers] + [0],
         )
         for i, spec in enumerate(self.spec.receivers):
-            receiving = self._open(spec)
+            receiving = _KINDS[spec.listen.scheme].open(spec, self.spec)
             if receiving.buffer.short and not spec.member:
                 self.report.note(f"{names[i]}: {receiving.buffer.advice}")
             slots = min(len(self.consumers) + _VISITORS, MAX_READERS)
@@ -185,9 +180,6 @@ class Supervisor:
             )
             self._note_size(ring.geometry)
             self.receivers.append(ReceiverPart(names[i], receiving, ring))
-
-    def _open(self, spec: ReceiverSpec) -> Receiving | Streaming:
-        return (Receiving if spec.listen.scheme == "udp" else Streaming).open(spec, self.spec)
 
     def _note_size(self, geometry: Geometry) -> None:
         asked, taken = self.spec.ring.size, geometry.data_bytes
@@ -228,8 +220,8 @@ class Supervisor:
             bound = part.receiving.bind(port)
             port = bound[1]  # the others share it
             part.listen = f"{spec.listen.scheme}://{format_address(bound)}"
-            if spec.listen.scheme == "udp" and (note := joined(spec.listen)):
-                self.report.note(note)
+            if remark := part.receiving.remark():
+                self.report.note(remark)
 
     def _devices(self) -> frozenset[str]:
         """Over which our packets come."""

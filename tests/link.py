@@ -18,7 +18,7 @@ from engine.ledger import REFUSED
 from engine.net.libc import SOL_UDP, UDP_SEGMENT, shared_zeros
 from engine.net.receiver import SLICE, Receiver, receive, take_up
 from engine.net.sockets import DropCount, ask_for_gro, bind_udp, discard, open_udp
-from engine.receiving import compile_all
+from engine.receiving import Receiving
 from engine.spec import Listen
 from rings.layout import MAX_FRAME_BYTES
 from rings.libc import monotonic_ns
@@ -59,7 +59,7 @@ class Link:
         rcvbuf: int | None = 4 << 20,
         policy: str | None = "gate",
     ) -> None:
-        compile_all()  # deadlines are for receiving
+        Receiving.compile()  # deadlines are for receiving
         self.ring = create(name, size_bytes=size_bytes, sources=sources)
         listen = Listen("udp", "127.0.0.1", 0)
         self.sock, _ = open_udp(listen, timestamps=timestamps, rcvbuf=rcvbuf)

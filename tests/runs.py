@@ -25,7 +25,7 @@ from forked import Child, await_
 
 from engine.consumer import Consumer
 from engine.handlers.api import load
-from engine.receiving import compile_all
+from engine.receiving import Receiving
 from engine.spec import ConsumerSpec
 from engine.status import Status
 from rings.reader import Reader
@@ -39,7 +39,7 @@ Object = dict[str, Any]
 @functools.cache
 def warm() -> None:
     """Compile what runs need: processes forked from here on have it."""
-    compile_all()
+    Receiving.compile()
     Reader.compile()
     for name in ("latency", "rate", "gaps"):
         Consumer.compile(ConsumerSpec(handler=name), load(name), "rxring")

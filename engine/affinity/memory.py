@@ -58,10 +58,10 @@ def tracing() -> Callable[[], None]:
 
 
 def lock(pid: int) -> int:
-    """Lock the memory of a child that stopped at its exec, and let it go: 0. Or the errno of mlockall: then it
-    stays stopped, to be killed before it has done anything.
+    """Lock the memory of a child that stopped at its exec, and let it go: 0.
 
-    OSError if it cannot be traced.
+    Or the errno of mlockall: then it stays stopped, to be killed before it has done anything. OSError if it
+    cannot be traced.
     """
     _await_trap(pid)
     machine, libc = _MACHINES[platform.machine()], _libc()

@@ -29,7 +29,7 @@ from runs import ROOT, Object, Run, check_ledger, warm
 import rings
 from engine.handlers.api import load
 from engine.net import sender, stream_sender
-from engine.streaming import compile_streams
+from engine.streaming import Streaming
 from rings import jit
 from rings.libc import monotonic_ns
 from rings.segment import SHM
@@ -89,7 +89,7 @@ def imported() -> None:
     warm()
     sender.warm()
     stream_sender.warm()
-    compile_streams()
+    Streaming.compile()
     load("dump")
     monotonic_ns()
     told = os.memfd_create("modules")

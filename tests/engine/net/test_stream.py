@@ -26,7 +26,7 @@ from engine.net.stream import (
 )
 from engine.net.stream_socket import listen_on, open_stream
 from engine.spec import Listen, ReceiverSpec
-from engine.streaming import Streaming, compile_streams
+from engine.streaming import Streaming
 from rings.layout import FrameFlag
 from rings.libc import monotonic_ns
 from rings.reader import Reader
@@ -47,7 +47,7 @@ class Streams:
         batch: int = 64,
         host: str = "127.0.0.1",
     ) -> None:
-        compile_streams()
+        Streaming.compile()
         self.ring = create(name, size_bytes=size_bytes, sources=True)
         sock = open_stream("tcp", host, rcvbuf=None, share=False)
         self.address = listen_on(sock, "tcp", host, 0)
