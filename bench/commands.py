@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,11 +17,14 @@ _END_S = 30
 
 
 class Rxring:
-    """`rxring ARGUMENTS --json`. Leaving the context ends it, whatever state it is in."""
+    """`rxring ARGUMENTS --json`. Leaving the context ends it, whatever state it is in.
 
-    def __init__(self, *arguments: str) -> None:
+    prefix: a command that becomes the one after it, as `ip netns exec NAME`.
+    """
+
+    def __init__(self, *arguments: str, prefix: Sequence[str] = ()) -> None:
         self._name = arguments[0]
-        command = [sys.executable, "-m", "tools.cli", *arguments, "--json"]
+        command = [*prefix, sys.executable, "-m", "tools.cli", *arguments, "--json"]
         self._process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
 
     def next(self, kind: str) -> dict[str, Any]:

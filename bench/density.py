@@ -22,7 +22,7 @@ import rings
 from bench.commands import Rxring
 from bench.machine import two_cpus
 from bench.pinned import Pinned
-from bench.runner import Case, Claim, Figures
+from bench.runner import Case, Claim, Figures, Setting
 from engine.errors import Failed
 from engine.net.libc import IOVEC, MMSGHDR, MSG_DONTWAIT, recvmmsg
 from engine.net.receiver import CONTROL_BYTES, Receiver, await_packets, describe_message, receive
@@ -51,8 +51,8 @@ _SILENCE_S = 10  # no packet for so long: there is no sender
 _SLICE_NS = 20_000_000
 
 
-def cases(quick: bool) -> Iterator[Case]:
-    warm_s, window_s = (0.25, 0.5) if quick else (1.0, 2.0)
+def cases(setting: Setting) -> Iterator[Case]:
+    warm_s, window_s = (0.25, 0.5) if setting.quick else (1.0, 2.0)
     cpus = two_cpus()
     _compile()
 

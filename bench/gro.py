@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from bench import native
 from bench.flood import BATCH, Flood
 from bench.machine import two_cpus
-from bench.runner import Case, Claim, Figures
+from bench.runner import Case, Claim, Figures, Setting
 
+PLACES = ("lo",)
 CLAIMS = (
     Claim("64 × 100 B, on", at_least=10),
     Claim("64 × 100 B, on", against="64 × 100 B, off", at_least=8),
@@ -29,8 +30,8 @@ CLAIMS = (
 KINDS = ((64, 100), (63, 1024), (1, 100))  # packets in a message, bytes of each
 
 
-def cases(quick: bool) -> Iterator[Case]:
-    warm_s, window_s = (0.25, 0.5) if quick else (1.0, 2.0)
+def cases(setting: Setting) -> Iterator[Case]:
+    warm_s, window_s = (0.25, 0.5) if setting.quick else (1.0, 2.0)
     for packets, size in KINDS:
         flood = Flood(size, packets, *two_cpus(), warm_s, window_s)
         name = f"{packets} × {size} B"

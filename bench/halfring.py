@@ -31,7 +31,7 @@ from bench import plots
 from bench.machine import two_cpus
 from bench.pinned import Pinned
 from bench.ring import create, differs, first_came, write_all
-from bench.runner import Case, Claim, Figures
+from bench.runner import Case, Claim, Figures, Setting
 from rings.atomics import load_acquire, load_relaxed, pause
 from rings.jit import compile_for, jit
 from rings.layout import DESCRIPTOR, WRITER, offsets
@@ -60,11 +60,11 @@ _SPIN = SPIN
 _WAIT_NS = 60_000_000_000  # longer than any run
 
 
-def cases(quick: bool) -> Iterator[Case]:
-    count = (1 << 24) if quick else (1 << 27)
+def cases(setting: Setting) -> Iterator[Case]:
+    count = (1 << 24) if setting.quick else (1 << 27)
     cpus = two_cpus()
     _compile()
-    for frames in QUICK_SIZES if quick else SIZES:
+    for frames in QUICK_SIZES if setting.quick else SIZES:
         for way in WAYS:
             for fraction in FRACTIONS if way == "whole" else FRACTIONS[2:]:
                 for capped in (True, False) if fraction > 0.5 else (True,):

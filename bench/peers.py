@@ -20,9 +20,10 @@ from bench import native
 from bench.flood import BATCH, SILENCE_S, Flood, figures
 from bench.machine import two_cpus
 from bench.pinned import Pinned
-from bench.runner import Case, Claim, Figures
+from bench.runner import Case, Claim, Figures, Setting
 from engine.errors import Failed
 
+PLACES = ("lo",)
 CLAIMS = (
     Claim("rxring --gro off", against="C, timestamps", at_least=0.95),
     Claim("rxring --gro off", against="C", at_least=0.90),
@@ -36,8 +37,8 @@ CLAIMS = (
 SIZE, SEGMENTS = 100, 64
 
 
-def cases(quick: bool) -> Iterator[Case]:
-    warm_s, window_s = (0.25, 0.5) if quick else (1.0, 2.0)
+def cases(setting: Setting) -> Iterator[Case]:
+    warm_s, window_s = (0.25, 0.5) if setting.quick else (1.0, 2.0)
     receiver, sender = two_cpus()
     flood = Flood(SIZE, SEGMENTS, receiver, sender, warm_s, window_s)
     base = flood.parameters

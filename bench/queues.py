@@ -28,7 +28,7 @@ import numpy as np
 import rings
 from bench.machine import two_cpus
 from bench.pinned import Pinned
-from bench.runner import Case, Claim, Figures
+from bench.runner import Case, Claim, Figures, Setting
 from rings.reader import Reader
 from rings.segment import SHM
 from rings.writer import Writer
@@ -47,8 +47,8 @@ Put = Callable[[bytes], Any]
 Total = Callable[[int], int]  # reads so many messages: the sum of their numbers
 
 
-def cases(quick: bool) -> Iterator[Case]:
-    count = 50_000 if quick else 500_000
+def cases(setting: Setting) -> Iterator[Case]:
+    count = 50_000 if setting.quick else 500_000
     cpus = two_cpus()
     Writer.compile()
     Reader.compile()

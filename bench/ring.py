@@ -31,7 +31,7 @@ import rings
 from bench import native
 from bench.machine import two_cpus
 from bench.pinned import Pinned
-from bench.runner import Case, Claim, Figures
+from bench.runner import Case, Claim, Figures, Setting
 from rings.atomics import load_acquire, pause, pointer
 from rings.jit import compile_for, jit
 from rings.layout import WRITER, offsets
@@ -80,8 +80,8 @@ _WARM = FRAMES  # round trips before those that count: every page of the rings h
 _WAIT_NS = 60_000_000_000  # longer than any run
 
 
-def cases(quick: bool) -> Iterator[Case]:
-    count, rounds = ((1 << 24), 200_000) if quick else ((1 << 27), 1_000_000)
+def cases(setting: Setting) -> Iterator[Case]:
+    count, rounds = ((1 << 24), 200_000) if setting.quick else ((1 << 27), 1_000_000)
     two_cpus()  # or refuse
     _compile()
     yield from _streams(count)

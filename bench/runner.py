@@ -2,8 +2,10 @@
 
 An experiment is a module of this folder. Its docstring is its help. It has
 
-    cases(quick)   the cases, to be compiled and ready: the first run counts
-    CLAIMS         what must hold of them
+    cases(setting)   the cases, to be compiled and ready: the first run counts
+    CLAIMS           what must hold of them
+    PLACES           where it runs, unless somebody chose (bench/place.py); none: nothing crosses a network
+    tell(result)     sections that it adds to the report, if it does
 
 A round runs every case once, in an order of its own: whatever disturbs the machine for a while disturbs
 all, and ratios are taken within a round. No run is left out: one that failed, or whose answer was wrong,
@@ -17,6 +19,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from typing import Any
 import click
 
 from bench import machine, report
+from bench.place import Place, open_place
 from bench.spread import CI, interval, median, quartiles, ratios
 from engine.errors import Failed, Refused
 
@@ -45,6 +49,14 @@ class Case:
     run: Callable[[], Figures]
     parameters: dict[str, Any] = field(default_factory=dict)
     skip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the cases are made for."""
+
+    quick: bool
+    places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +152,16 @@ def is_valid(result: dict[str, Any]) -> bool:
     return all(case["ok"] and case["ledger_balanced"] is not False for case in result["cases"])
 
 
-def run(name: str, *, quick: bool, runs: int | None, out: Path | None, json: bool, seed: int) -> int:
+def run(
+    name: str,
+    *,
+    quick: bool,
+    runs: int | None,
+    out: Path | None,
+    json: bool,
+    seed: int,
+    device: str | None = None,
+) -> int:
     """Do an experiment; 0, or 1 where a run failed or its answer was wrong. A missed claim is a result."""
     if name not in EXPERIMENTS:
         raise Refused(f"no experiment {name!r}: `rxring bench list` names them")
@@ -150,12 +171,17 @@ def run(name: str, *, quick: bool, runs: int | None, out: Path | None, json: boo
     _note(f"{name}: {runs} rounds, seed {seed}")
     command = f"rxring bench {name}{' --quick' if quick else ''} --runs {runs} --seed {seed}"
     config = {"seed": seed, "runs": runs, "quick": quick, "ci": CI, **machine.config()}
+    with ExitStack() as stack:
+        names = (device,) if device else getattr(experiment, "PLACES", ())
+        places = tuple(stack.enter_context(open_place(place)) for place in names)
+        cases = list(experiment.cases(Setting(quick, places)))
+        found = measure(cases, runs, seed, _note)
     result = {
         "name": name,
         "command": command,
         "git": machine.git(),
         "config": config,
-        **measure(list(experiment.cases(quick)), runs, seed, _note),
+        **found,
     }
     if config["load"] > _QUIET:
         result["notes"].append(
@@ -185,14 +211,23 @@ def _note(text: str) -> None:
 @click.option("--runs", type=click.IntRange(1), metavar="N", help=f"Rounds ({RUNS}).")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the order within the rounds (random).")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="(results/NAME-TIME)")
+@click.option("--device", metavar="lo|veth", help="Where packets go (what the experiment says).")
 @click.option("--json", is_flag=True, help="result.json on stdout, too, as one line.")
-def bench(name: str, quick: bool, runs: int | None, seed: int | None, out: Path | None, json: bool) -> int:
+def bench(
+    name: str,
+    quick: bool,
+    runs: int | None,
+    seed: int | None,
+    out: Path | None,
+    device: str | None,
+    json: bool,
+) -> int:
     """An experiment: its cases in turn, their medians and spread, and whether what is claimed holds."""
     if name == "list":
         report.print_list({name: report.purpose(name) for name in EXPERIMENTS}, json=json)
         return 0
     seed = random.randrange(1 << 31) if seed is None else seed
-    return run(name, quick=quick, runs=runs, out=out, json=json, seed=seed)
+    return run(name, quick=quick, runs=runs, out=out, json=json, seed=seed, device=device)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -24,7 +24,7 @@ from numba import carray
 from bench import native
 from bench.machine import two_cpus
 from bench.pinned import Pinned
-from bench.runner import Case, Claim, Figures
+from bench.runner import Case, Claim, Figures, Setting
 from engine.handlers import histogram, latency, moments
 from engine.handlers.api import ON_BATCH, Handler, Options, no_clock, packet_loop, payload_as, record_at
 from engine.net.stamp import MAGIC, STAMP
@@ -146,8 +146,8 @@ Way = Callable[[Frames, float, int], Figures]
 _C_PER_SECOND = 200_000_000  # packets, about
 
 
-def cases(quick: bool) -> Iterator[Case]:
-    seconds = 0.1 if quick else 1.0
+def cases(setting: Setting) -> Iterator[Case]:
+    seconds = 0.1 if setting.quick else 1.0
     cpu = two_cpus()[0]
     compile_for(sum_of, 0, 0)
     ways: dict[str, tuple[Way, str]] = {

@@ -25,7 +25,7 @@ from bench import native
 from bench.machine import two_cpus
 from bench.pinned import Pinned
 from bench.ring import LENGTH, create
-from bench.runner import Case, Claim, Figures
+from bench.runner import Case, Claim, Figures, Setting
 from rings.atomics import pause, pointer
 from rings.jit import compile_for, jit
 from rings.libc import monotonic_ns, thread_cpu_ns
@@ -52,8 +52,8 @@ _LEAD_NS = 10_000_000  # the reader waits by then
 _WAIT_NS = 60_000_000_000  # longer than any run
 
 
-def cases(quick: bool) -> Iterator[Case]:
-    seconds = 0.5 if quick else 3.0
+def cases(setting: Setting) -> Iterator[Case]:
+    seconds = 0.5 if setting.quick else 3.0
     cpus = two_cpus()
     _compile()
     for rate in RATES:

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from bench import runner
-from bench.runner import Case, Claim, Figures, judge, main, measure
+from bench.runner import Case, Claim, Figures, Setting, judge, main, measure
 from engine.errors import Failed, Refused
 
 
@@ -123,9 +123,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """An experiment of two cases."""
     module = ModuleType("bench.tiny", "Two and one.")
 
-    def cases(quick: bool) -> Iterator[Case]:
+    def cases(setting: Setting) -> Iterator[Case]:
         yield constant("two", 2.0, ledger_balanced=True)
-        yield Case("one", "M/s", lambda: {"value": 1.0, "ok": True}, {"quick": quick})
+        yield Case("one", "M/s", lambda: {"value": 1.0, "ok": True}, {"quick": setting.quick})
 
     module.cases = cases  # type: ignore[attr-defined]
     module.CLAIMS = (Claim("two", against="one", at_least=1.5),)  # type: ignore[attr-defined]

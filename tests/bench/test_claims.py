@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from bench.runner import EXPERIMENTS
+from bench.runner import EXPERIMENTS, Setting
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two CPUs are needed")
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two CP
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_claims_are_of_cases(name: str, quick: bool) -> None:
     experiment = importlib.import_module(f"bench.{name}")
-    names = [case.name for case in experiment.cases(quick)]
+    names = [case.name for case in experiment.cases(Setting(quick))]
     assert len(set(names)) == len(names)
     assert {claim.case for claim in experiment.CLAIMS} <= set(names)
     assert {claim.against for claim in experiment.CLAIMS} <= {None, *names}

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from bench import gro
-from bench.runner import Case
+from bench.runner import Case, Setting
 
 CPUS = sorted(os.sched_getaffinity(0))
 pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="two CPUs are needed, this process may use only one")
-CASES = {case.name: case for case in gro.cases(quick=True)} if len(CPUS) > 1 else {}
+CASES = {case.name: case for case in gro.cases(Setting(quick=True))} if len(CPUS) > 1 else {}
 
 
 @pytest.mark.parametrize(

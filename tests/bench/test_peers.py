@@ -5,11 +5,11 @@ import os
 import pytest
 
 from bench import native, peers
-from bench.runner import Case
+from bench.runner import Case, Setting
 
 CPUS = sorted(os.sched_getaffinity(0))
 pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="two CPUs are needed, this process may use only one")
-CASES = list(peers.cases(quick=True)) if len(CPUS) > 1 else []
+CASES = list(peers.cases(Setting(quick=True))) if len(CPUS) > 1 else []
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -31,5 +31,5 @@ def test_every_claim_is_about_cases_that_there_are() -> None:
 
 def test_c_without_a_compiler_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda _: None)
-    skipped = {case.name for case in peers.cases(quick=True) if case.skip}
+    skipped = {case.name for case in peers.cases(Setting(quick=True)) if case.skip}
     assert skipped == {"C, GRO, timestamps", "C, timestamps", "C"}

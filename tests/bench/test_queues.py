@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from bench import pinned, queues
-from bench.runner import Case
+from bench.runner import Case, Setting
 from rings.segment import SHM
 
 CPUS = sorted(os.sched_getaffinity(0))
 pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="two CPUs are needed, this process may use only one")
-CASES = list(queues.cases(quick=True)) if len(CPUS) > 1 else []
+CASES = list(queues.cases(Setting(quick=True))) if len(CPUS) > 1 else []
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -37,7 +37,7 @@ def test_iceoryx2_loses_nothing_where_there_is_little_room(monkeypatch: pytest.M
 
 def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "find_spec", lambda name: find_spec(name) if name != "zmq" else None)
-    skipped = {case.name: case.skip for case in queues.cases(quick=True)}
+    skipped = {case.name: case.skip for case in queues.cases(Setting(quick=True))}
     assert skipped["pyzmq"] == "zmq is not installed: pip install 'rxring[peers]'"
     assert skipped["multiprocessing.Pipe"] == ""
 
