@@ -296,18 +296,18 @@ def pin(arguments: tuple[str, ...]) -> int:
 # ── doctor ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-@rxring.command("doctor")
+@rxring.command()
 @mark("--json", "One JSON object on stdout.")
-def examine(json: bool | None) -> int:
+def doctor(json: bool | None) -> int:
     """What on this machine costs packets or microseconds, and the command that mends it.
 
     Changes nothing itself. Works without root; what only root may see, or mend, says so.
     """
-    from engine import doctor
+    from engine.doctor import examine, screen
     from tools.listing import print_json
 
-    found = doctor.examine()
-    print_json([{"findings": found}]) if json else doctor.show(found)
+    found = examine()
+    print_json([{"findings": found}]) if json else screen.show(found)
     return 0
 
 

@@ -23,10 +23,13 @@ from rich.cells import cell_len
 from trees import Tree
 
 from engine import doctor
-from engine.doctor import CHECKS, Asked, Finding, Machine
+from engine.doctor import screen
+from engine.doctor.check import STATES, Finding
+from engine.doctor.machine import Asked, Machine
 from engine.errors import Refused
 from tools import cli, commands
 
+CHECKS = [check for group in doctor.GROUPS for check in group.checks]
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 ASKED = Asked(
@@ -603,7 +606,7 @@ def test_lines_fit_and_commands_are_whole(
     every_cpu(f"{_CPU}/cpuidle/state2/disable", 0)(tree)
     gone(f"{_CPU}/cpufreq".format("*"))(tree)
     found = doctor.examine(Machine(tree.root, replace(ASKED, is_root=False, rcvbuf=425984, forced=None)))
-    doctor.show(found)
+    screen.show(found)
     lines = capsys.readouterr().out.splitlines()
     commands = [f.mend for f in found if f.mend]
     assert len(commands) >= 3
@@ -615,7 +618,7 @@ def test_lines_fit_and_commands_are_whole(
 
 
 def test_an_escape_sequence_does_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    doctor.show([Finding("rps", "placement", "bad", "\x1b[2J", "because", "echo \x1b[2J")])
+    screen.show([Finding("rps", "placement", "bad", "\x1b[2J", "because", "echo \x1b[2J")])
     assert "\x1b[2J" not in capsys.readouterr().out
 
 
@@ -642,7 +645,7 @@ def test_json_on_this_machine_without_numba() -> None:
     (line,) = done.stdout.splitlines()
     found = [Finding(**finding) for finding in json.loads(line)["findings"]]
     assert sorted(f.id for f in found) == sorted(check.id for check in CHECKS)
-    assert {f.state for f in found} <= set(doctor.STATES)
+    assert {f.state for f in found} <= set(STATES)
     assert not [f for f in found if "cannot be told" in f.finding]
 
 
