@@ -14,24 +14,28 @@ half the ring: where it is 0, there is nothing for the cap to do. `skip`: the wr
 nothing can drop; what was delivered and skipped must add up. It copies 1,024 frames at most by default;
 without the cap, all.
 
-halfring.md and halfring.png, beside report.md, show the rate and the share of long reads over what was asked
-for ÷ ring, with the cap and without, and say whether the drop shows. `python -m bench.plots DIR` makes them
-anew.
+The report shows the rate and the share of long reads over what was asked for ÷ ring, with the cap and
+without, and says whether the drop shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench import plots
+from bench import pictures
 from bench.machine import two_cpus
+from bench.pictures import Curve
 from bench.pinned import Pinned
+from bench.report import number, span
 from bench.ring import create, differs, first_came, write_all
 from bench.runner import Case, Claim, Figures, Setting
+from bench.section import Picture, Section, Table
+from bench.spread import median, ratios
 from rings.atomics import load_acquire, load_relaxed, pause
 from rings.jit import compile_for, jit
 from rings.layout import DESCRIPTOR, WRITER, offsets
@@ -40,7 +44,8 @@ from rings.reader import READER_STATE, Reader, poll, release
 from rings.wait import BLOCK, SPIN, wait
 from rings.writer import WRITER_STATE
 
-draw = plots.draw  # the runner's last step
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CLAIMS = (
     Claim("16384, whole, 1, no cap", against="16384, whole, 0.5", at_most=0.8),
@@ -58,6 +63,11 @@ BATCH = 64  # of the writer
 _SPIN = SPIN
 (_PUBLISHED,) = offsets(WRITER, "published")
 _WAIT_NS = 60_000_000_000  # longer than any run
+
+DROP = 0.8  # of the rate with the cap: what is below it, is a drop
+RARE = 0.01  # of the reads: so few long ones explain no drop
+_COLUMNS = ("ring", "way", "asked for ÷ ring", "cap", "M/s", "min – max", "frames a read", "reads > half")
+_Key = tuple[int, str, float, bool]  # frames, way, fraction, capped
 
 
 def cases(setting: Setting) -> Iterator[Case]:
@@ -184,3 +194,94 @@ def _compile() -> None:
     compile_for(write_all, np.zeros(1, WRITER_STATE), 0, 0)
     compile_for(read_in_place, r, 0, 0, 0, True)
     compile_for(read_copies, r, 0, 0)
+
+
+# ── what the report tells ────────────────────────────────────────────────────────────────────────────
+
+
+def tell(result: dict[str, Any]) -> Iterator[Section]:
+    """Whether the drop shows, the rate and the share of long reads."""
+    cases = [case for case in result["cases"] if case["median"] is not None]
+    if not cases:
+        return
+    rate = Picture(
+        "rate", "Rate over what was asked for ÷ ring", lambda: _picture(cases, "value", "rate, M frames/s")
+    )
+    share = Picture(
+        "above-half",
+        "Share of reads longer than half the ring, over what was asked for ÷ ring",
+        lambda: _picture(cases, "above_half", "reads longer than half the ring"),
+    )
+    yield Section("Does the drop show?", tuple(verdicts(cases)), picture=rate)
+    yield Section("Long reads", table=Table(_COLUMNS, tuple(map(_row, cases))), picture=share)
+
+
+def verdicts(cases: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """For each ring and way to read: does asking for all of it cost throughput, and if not, why not?"""
+    rates = {_key(case): [run["value"] for run in case["runs"]] for case in cases}
+    for case in cases:
+        frames, way, fraction, capped = _key(case)
+        if fraction < 1 or capped or (frames, way, fraction, True) not in rates:
+            continue
+        found = ratios(rates[frames, way, fraction, False], rates[frames, way, fraction, True])
+        if found:
+            above_half = median(_of_runs(case, "above_half"))
+            yield f"{frames} frames, {way}: {_verdict(way, median(found), above_half)}"
+
+
+def _verdict(way: str, ratio: float, above_half: float) -> str:
+    without = f"without the cap {number(ratio)} of the rate with it"
+    share = f"{number(100 * above_half)} % of the reads were longer than half the ring"
+    if way == "skip":
+        return f"{without}; the writer waits for nobody, so lockstep is not possible ({share})"
+    if above_half < RARE:
+        return f"{without}; lockstep needs long reads, and only {share}"
+    if ratio <= DROP:
+        return f"the drop shows: {without} ({share})"
+    if above_half < 0.5:
+        return f"the drop does not show: {without}; it needs long reads, and only {share}"
+    return (
+        f"the drop does not show: {without}, though {share}; something else sets the pace: one of the two is "
+        "much the faster, or sleeps, or the machine changed between the runs"
+    )
+
+
+def _key(case: dict[str, Any]) -> _Key:
+    parameters = case["parameters"]
+    return parameters["frames"], parameters["way"], parameters["fraction"], parameters["capped"]
+
+
+def _of_runs(case: dict[str, Any], figure: str) -> list[float]:
+    return [run[figure] for run in case["runs"] if run["value"] is not None]
+
+
+def _row(case: dict[str, Any]) -> tuple[str, ...]:
+    frames, way, fraction, capped = _key(case)
+    reads = (number(median(_of_runs(case, figure))) for figure in ("frames_per_read", "above_half"))
+    cap = "half" if capped else "none"
+    spread = span(case["min"], case["max"])
+    return (str(frames), way, f"{fraction:g}", cap, number(case["median"]), spread, *reads)
+
+
+def _picture(cases: Sequence[dict[str, Any]], figure: str, y: str) -> Figure:
+    """A panel for each ring; dashed: without the cap."""
+    panels: dict[str, list[Curve]] = {}
+    for frames in sorted({_key(case)[0] for case in cases}):
+        curves = panels[f"ring of {frames} frames"] = []
+        for (style, way), capped in itertools.product(enumerate(WAYS), (True, False)):
+            chosen = [case for case in cases if _is_of(_key(case), frames, way, capped)]
+            points = [(_key(case)[2], _of_runs(case, figure)) for case in chosen]
+            name = f"{way}{'' if capped else ', no cap'}"
+            if points:
+                curves.append(Curve(name, points, style, dashed=not capped))
+    drawn = pictures.lines(panels, "asked for ÷ ring", y)
+    for axes in drawn.axes:
+        axes.axvline(0.5, color="grey", linestyle=":", zorder=0)
+        axes.annotate("half", (0.49, 0.02), xycoords=("data", "axes fraction"), ha="right", color="grey")
+    return drawn
+
+
+def _is_of(key: _Key, frames: int, way: str, capped: bool) -> bool:
+    """Is the case of this curve? The one without the cap parts from the other at half the ring."""
+    same = key[2] == 0.5 and way != "skip"
+    return key[:2] == (frames, way) and (key[3] == capped or same)

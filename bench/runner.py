@@ -189,14 +189,14 @@ def run(
         )
     result["claims"] = judge(experiment.CLAIMS, result["cases"])
     result["valid"] = is_valid(result)
-    report.write(folder, result, experiment.__doc__ or "")
-    if hasattr(experiment, "draw"):  # it has a picture of its own, and something to say of it
-        for line in experiment.draw(folder):
-            _note(line)
+    told = list(experiment.tell(result)) if hasattr(experiment, "tell") else []
+    report.save(folder, result)
+    for line in report.write(folder, result, told, experiment.__doc__ or ""):
+        _note(line)
     if json:
         report.print_json(result)
     else:
-        report.print_table(result)
+        report.print_result(result, told)
     _note(f"written to {folder}")
     return 0 if result["valid"] else 1
 

@@ -1,18 +1,14 @@
-"""The experiment `halfring` in small: who reads how much at once, and what is noticed; its table and plot."""
+"""The experiment `halfring` in small: who reads how much at once, what is noticed, what is told."""
 
-import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bench import halfring, plots, ring
-from engine.errors import Refused
+from bench import halfring, ring
 from rings.layout import DESCRIPTOR
 from rings.reader import Reader
 from rings.writer import Writer
@@ -104,7 +100,7 @@ def test_what_does_not_add_up_is_wrong(delivered: int, skipped: int) -> None:
     assert not halfring._figures(100, 0, delivered, skipped, 1, 0, 1)["ok"]
 
 
-# The table and the plot ---------------------------------------------------------------------------------
+# What the report tells ---------------------------------------------------------------------------------
 
 
 def case(way: str, fraction: float, capped: bool, rates: list[float], above_half: float) -> dict[str, Any]:
@@ -129,46 +125,21 @@ def case(way: str, fraction: float, capped: bool, rates: list[float], above_half
 def test_verdicts(way: str, rates: list[float], above_half: float, said: str) -> None:
     """Round by round: in the second everything took ten times as long."""
     cases = [case(way, 1, True, [100.0, 10.0, 100.0], 0.0), case(way, 1, False, rates, above_half)]
-    (verdict,) = plots.verdicts(cases)
+    (verdict,) = halfring.verdicts(cases)
     assert verdict.startswith(f"{FRAMES} frames, {way}: ")
     assert said in verdict
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def test_what_the_report_tells() -> None:
     cases = [case("whole", 0.5, True, [100.0, 90.0], 0.0), case("whole", 1, True, [100.0, 90.0], 0.0)]
     cases += [case("whole", 1, False, [50.0, 45.0], 1.0)]
     not_run = case("spin", 1, False, [1.0], 0.0) | {"median": None, "runs": []}
-    (tmp_path / "result.json").write_text(json.dumps({"name": "halfring", "cases": [*cases, not_run]}))
-    return tmp_path
-
-
-def test_a_table_and_a_plot(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drop, reads = halfring.tell({"cases": [*cases, not_run]})
+    assert drop.text[0].startswith(f"{FRAMES} frames, whole: the drop shows: without the cap 0.5 of")
+    assert reads.table
+    assert reads.table.rows[2] == ("1024", "whole", "1", "none", "50", "45 – 50", "512", "1")
     pytest.importorskip("matplotlib")
-    assert plots.main([str(folder)]) == 0
-    assert "the drop shows: without the cap 0.5 of" in capsys.readouterr().out
-    table = (folder / "halfring.md").read_text()
-    assert "the drop shows" in table
-    assert "| 1024 | whole | 1 | none | 50 | 45 – 50 | 512 | 1 |" in table
-    assert (folder / "halfring.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_the_plot_is_skipped_and_that_is_said(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if "site-packages" not in entry])
-    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    assert plots.main([str(folder)]) == 0
-    assert "no plot: matplotlib is not installed" in capsys.readouterr().out
-    assert "no plot" in (folder / "halfring.md").read_text()
-    assert not (folder / "halfring.png").exists()
-
-
-def test_what_has_no_plot_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Refused, match="no result in"):
-        plots.draw(folder / "nowhere")
-    (folder / "result.json").write_text('{"name": "ring"}')
-    assert plots.main([str(folder)]) == 2
-    assert "holds a result of ring: only halfring has a plot" in capsys.readouterr().err
-    assert plots.main([]) == 2
+    for section in (drop, reads):
+        assert section.picture
+        assert len(section.picture.draw().axes) == 1
+    assert list(halfring.tell({"cases": [not_run]})) == []
