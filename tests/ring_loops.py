@@ -19,7 +19,7 @@ from rings.libc import memmove, monotonic_ns, sleep_ns
 from rings.reader import NEVER, is_closed, poll, release
 from rings.wait import _sleep as sleep
 from rings.wait import wait
-from rings.writer import append, describe, publish, reserve
+from rings.writer import append, describe, describe_source, publish, reserve
 
 SLEEP = 9  # a strategy of `ping`: what `block` does without its naps
 _FRAME_BYTES = DESCRIPTOR.itemsize
@@ -59,6 +59,12 @@ def packets_of(sequence, most):  # type: ignore[no-untyped-def]
 
 
 @jit
+def flow_of(sequence, flows):  # type: ignore[no-untyped-def]
+    """0 … flows − 1: the same for a while, then another with each frame."""
+    return _hash(sequence // 37 if sequence & 64 else sequence) % flows
+
+
+@jit
 def fill(address, sequence, length):  # type: ignore[no-untyped-def]
     words = length // 8
     if words > 0:
@@ -84,8 +90,11 @@ def is_whole(address, sequence, length):  # type: ignore[no-untyped-def]
 
 
 @jit
-def write(state, last, most, batch, deadline_ns):  # type: ignore[no-untyped-def]
-    """Write frames until the head is at `last` (or the deadline); the head. Batches of 1 … `batch` frames."""
+def write(state, last, most, batch, deadline_ns, flows=1):  # type: ignore[no-untyped-def]
+    """Write frames until the head is at `last` (or the deadline); the head. Batches of 1 … `batch` frames.
+
+    flows: how many, where the ring says whose its frames are.
+    """
     w = state[0]
     while w.head < last:
         count = min(1 + _hash(w.head) % batch, last - w.head)
@@ -101,6 +110,8 @@ def write(state, last, most, batch, deadline_ns):  # type: ignore[no-untyped-def
             sequence = w.head + i
             length = length_of(sequence, most)
             fill(w.arena + (position & (w.arena_bytes - 1)), sequence, length)
+            if w.sources != 0:
+                describe_source(w, i, (0, 0), 0, flow_of(sequence, flows))
             number, position = describe(
                 w, i, number, sequence, position, length, 7, segment_of(sequence, most), 0
             )

@@ -35,14 +35,14 @@ import numpy as np
 import ring_loops as loops
 from forked import Child, await_
 from numpy.typing import NDArray
-from ring_loops import CLOSED, ENOUGH, FRAMES, PACKETS, TORN, length_of, segment_of
+from ring_loops import CLOSED, ENOUGH, FRAMES, PACKETS, TORN, flow_of
 
 import rings
 from rings.jit import compile_for, jit
-from rings.libc import monotonic_ns, sleep_ns
+from rings.libc import monotonic_ns
 from rings.reader import BLOCK_FRAMES
 from rings.ring import ReaderInfo
-from rings.writer import WRITER_STATE, describe, describe_source, publish, reserve
+from rings.writer import WRITER_STATE
 
 LIVES, LEAVE, STRAY = 5, 6, 7  # on a reader's part of the board, beside what `loops.read` writes there
 PART = 8
@@ -102,36 +102,9 @@ class Lots:
 
 
 @jit
-def _flow_of(sequence, flows):  # type: ignore[no-untyped-def]
-    """Now the same for a while, now another with each frame."""
-    return loops._hash(sequence // 37 if sequence & 64 else sequence) % flows
-
-
-@jit
-def _write_flows(state, most, batch, flows):  # type: ignore[no-untyped-def]
-    """`loops.write` for ever, saying whose each frame is."""
-    w = state[0]
-    while True:
-        count, size = 1 + loops._hash(w.head) % batch, 0
-        for i in range(count):
-            size += (length_of(w.head + i, most) + 15) & -16
-        while not reserve(w, count, size):
-            sleep_ns(20_000)
-        number, position, size = w.number, w.position, 0
-        for i in range(count):
-            sequence = w.head + i
-            length, segment = length_of(sequence, most), segment_of(sequence, most)
-            loops.fill(w.arena + (position & (w.arena_bytes - 1)), sequence, length)
-            describe_source(w, i, (0, 0), 0, _flow_of(sequence, flows))
-            number, position = describe(w, i, number, sequence, position, length, 7, segment, 0)
-            size += length
-        publish(w, count, number, position, size)
-
-
-@jit
 def _owns(sequence, flows, split, member):  # type: ignore[no-untyped-def]
     """Is a frame this member's?"""
-    whose = sequence // BLOCK_FRAMES if flows == 0 else _flow_of(sequence, flows)
+    whose = sequence // BLOCK_FRAMES if flows == 0 else flow_of(sequence, flows)
     return whose % split == member
 
 
@@ -164,9 +137,7 @@ def _own_packets(first, last, most, flows, split, member):  # type: ignore[no-un
 def _write(name: str, lots: Lots) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     writer = rings.attach(name).writer()
-    if lots.flows:
-        _write_flows(writer.record, lots.most, lots.batch, lots.flows)
-    loops.write(writer.record, FOREVER, lots.most, lots.batch, FOREVER)
+    loops.write(writer.record, FOREVER, lots.most, lots.batch, FOREVER, max(lots.flows, 1))
 
 
 def _read(name: str, lots: Lots, board: NDArray[Any], at: int, share: int, options: dict[str, Any]) -> None:
@@ -409,7 +380,7 @@ def compile_all() -> None:
     """What the children run."""
     loops.compile_all()
     _own_packets(0, 1, 8, 0, 1, 0)
-    compile_for(_write_flows, np.zeros(1, WRITER_STATE), 0, 0, 0)
+    compile_for(loops.write, np.zeros(1, WRITER_STATE), 0, 0, 0, 0, 1)
     with rings.create(f"t{os.getpid()}.torture", frames=16, arena_bytes=4096) as ring:
         ring.writer().close()
         with ring.reader() as reader:
