@@ -155,6 +155,7 @@ class StreamSender:
         self.payload = np.arange(plan.size).astype(np.uint8)
         self.sockets: list[socket.socket] = []
         self.cpus: list[int] = []
+        self.granted: int | None = None  # bytes of the send buffer, as the kernel counts them
         self.unconfirmed = 0
         self.told = (0, 0)
         s = self.state[0]
@@ -171,6 +172,7 @@ class StreamSender:
             limit_sends(sock)
             self.sockets.append(sock)
             self.fds[i] = sock.fileno()
+            self.granted = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
     def start(self) -> None:
         s = self.state[0]
@@ -239,6 +241,7 @@ class StreamSender:
             "lengths": lengths_by_name(s["lengths"]),
             "errors": errors_by_name(s["errors"]),
             "late_ns": {"max": int(s["most_late_ns"]) if s["rate"] else None},
+            "sndbuf": {"asked": self.plan.sndbuf, "granted": self.granted},
             "unconfirmed": self.unconfirmed,
         }
 

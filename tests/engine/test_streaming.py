@@ -72,11 +72,14 @@ def test_a_file_through_socat_and_back(name: str, tmp_path: Path) -> None:
 
 def test_our_sender_tells_how_fast_and_how_long_each_send_was(name: str) -> None:
     with Run(name, "--consumer", "rate", "--receivers", "2", listen=TCP, command=True) as run:
-        sent = summary_of(send(run, "--size", "100KiB", "--packets", "300", "--flows", "8"))
+        sent = summary_of(
+            send(run, "--size", "100KiB", "--packets", "300", "--flows", "8", "--sndbuf", "64KiB")
+        )
         summary = run.end()
     counts_add_up(summary)
     assert (sent["sent"], sent["bytes"], sent["unconfirmed"]) == (300, 300 * 102_400, 0)
     assert sent["gigabytes_per_second"] > 0
+    assert sent["sndbuf"] == {"asked": 65536, "granted": 65536}
     assert sum(sent["lengths"].values()) == sent["calls"] >= 300
     receivers = summary["receivers"]
     assert sum(receiver["bytes"] for receiver in receivers) == sent["bytes"]
