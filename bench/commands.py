@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from engine.errors import Failed
 
-_ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 _END_S = 30
 
 
@@ -25,7 +25,7 @@ class Rxring:
     def __init__(self, *arguments: str, prefix: Sequence[str] = ()) -> None:
         self._name = arguments[0]
         command = [*prefix, sys.executable, "-m", "tools.cli", *arguments, "--json"]
-        self._process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
     def next(self, kind: str) -> dict[str, Any]:
         """The next object of this type. Failed where it ends before."""

@@ -11,15 +11,19 @@ packets pass a device and a softirq, as they would on a wire, but no wire.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, ClassVar, Self
 
-from bench.commands import Rxring
+from bench.commands import ROOT, Rxring
+from engine.affinity import journal
+from engine.affinity.topology import format_hex_mask
 from engine.errors import Failed, Refused
 
 _CLONE_NEWNET = 0x4000_0000
@@ -36,6 +40,7 @@ class Side:
     device: str
     host: str
     namespace: str | None = None
+    remote: ClassVar[bool] = False  # on another machine
     _home: list[int] = field(default_factory=list)
 
     def command(self, *words: str) -> list[str]:
@@ -45,6 +50,33 @@ class Side:
     def rxring(self, *arguments: str) -> Rxring:
         """`rxring ARGUMENTS --json`, here."""
         return Rxring(*arguments, prefix=self.command())
+
+    def steer(self, cpu: int) -> None:
+        """Have this CPU handle what comes over the device: a one-bit RPS mask on each of its queues."""
+        script = 'for queue in /sys/class/net/"$1"/queues/rx-*; do echo "$2" >"$queue/rps_cpus"; done'
+        _run(*self.command("sh", "-ec", script, "sh", self.device, format_hex_mask([cpu])))
+
+    def layouts(self) -> list[dict[str, Any]]:
+        """What `rxring pin layouts` says of each: whether it can be had here, with which CPUs, or why not."""
+        return [json.loads(line) for line in self._pin("layouts", "--device", self.device).splitlines()]
+
+    @contextmanager
+    def layout(self, name: str) -> Iterator[None]:
+        """Apply a layout to the device, by `rxring pin`, whose journal restores it even after a crash.
+
+        Refused where one is applied already: it would be taken back with ours.
+        """
+        with self:
+            if journal.journals():
+                raise Refused(f"a layout is applied to {self.device}: take it back: rxring pin restore")
+        self._pin("apply", name, "--device", self.device)
+        try:
+            yield
+        finally:
+            self._pin("restore")
+
+    def _pin(self, *words: str) -> str:
+        return _run(*self.command(sys.executable, "-m", "tools.cli", "pin", *words, "--json"))
 
     def __enter__(self) -> Self:
         self._home.append(os.open("/proc/self/ns/net", os.O_RDONLY))
@@ -68,12 +100,14 @@ class Place:
     send: Side
 
 
+LO = Place("lo", *[Side("lo", "127.0.0.1")] * 2)
+
+
 @contextmanager
 def open_place(name: str) -> Iterator[Place]:
     """lo or veth. Refused if this process may not, or there is no such place; what was made is removed."""
     if name == "lo":
-        side = Side("lo", "127.0.0.1")
-        yield Place(name, side, side)
+        yield LO
     elif name == "veth":
         with _cable() as place:
             yield place
@@ -105,10 +139,12 @@ def _cable() -> Iterator[Place]:
         yield Place("veth", one, two)
 
 
-def _run(*words: str) -> None:
-    done = subprocess.run(words, check=False, capture_output=True, text=True)
+def _run(*words: str) -> str:
+    """What it prints. Failed where it fails."""
+    done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT)
     if done.returncode != 0:
         raise Failed(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def _enter(path: str | Path) -> None:
