@@ -40,7 +40,8 @@ class Pinned:
 
 
 def _live(write_end: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):  # compiled code would not hear of them
+        signal.signal(number, signal.SIG_DFL)
     signal.alarm(_LONGEST_S)
     code = 1
     try:

@@ -12,10 +12,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -25,10 +25,22 @@ from bench import pictures
 from bench.report_html import html
 from bench.report_md import markdown
 from bench.section import Alarm, Picture, Section, Table, is_numeric
+from bench.spread import overlap as overlap
 from engine.affinity.topology import format_cpu_list
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _WIDTH = 120  # where there is no terminal to ask
 _NO_PICTURES = "no pictures: matplotlib is not installed (pip install 'rxring[plots]')"
+_SYSCTLS = (
+    *(f"net.core.{name}" for name in ("rmem_max", "wmem_max", "netdev_max_backlog", "netdev_budget")),
+    *(f"net.core.{name}" for name in ("busy_poll", "default_qdisc", "rps_sock_flow_entries")),
+    *(
+        f"net.ipv4.{name}"
+        for name in ("udp_mem", "ip_early_demux", "udp_early_demux", "tcp_rmem", "tcp_wmem")
+    ),
+)
 _CASE_COLUMNS = ("#", "case", "median", "interval", "≈", "runs", "answers")
 _CLAIM_COLUMNS = ("claim", "median", "min – max", "asked", "holds")
 
@@ -46,8 +58,8 @@ def write(folder: Path, result: dict[str, Any], told: Sequence[Section], help_te
 
     told: the experiment's own sections. help_text: its docstring.
     """
-    sections = [*_verdict(result), *told, *_claims(result), *_cases(result), *_machine(result)]
-    sections += _about(help_text)
+    sections = [*_verdict(result), *told, *_claims(result), *_cases(result), *_repeated(result)]
+    sections += [*_machine(result), *_about(help_text)]
     drawn = draw([section.picture for section in sections if section.picture])
     for name, png in drawn.items():
         (folder / f"{name}.png").write_bytes(png)
@@ -105,11 +117,11 @@ def purpose(experiment: str) -> str:
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
-def outcome(figures: dict[str, Any], unit: str) -> str:
+def outcome(figures: Mapping[str, Any], unit: str) -> str:
     """One run in a few words."""
     wrong = "" if figures["ok"] else f"  WRONG {figures.get('error', '')}".rstrip()
-    ledger = "  LEDGER NOT BALANCED" if figures.get("ledger_balanced") is False else ""
-    return f"{number(figures['value'])} {unit}{wrong}{ledger}"
+    doubtful = f"  DOUBTFUL {'; '.join(figures['why'])}" if figures.get("why") else ""
+    return f"{number(figures['value'])} {unit}{wrong}{doubtful}"
 
 
 def number(value: float | None) -> str:
@@ -123,13 +135,67 @@ def span(low: float | None, high: float | None) -> str:
     return "–" if low is None else f"{number(low)} – {number(high)}"
 
 
+def shown(value: Any) -> str:
+    """A value of a configuration, as a cell."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {shown(one)}" for key, one in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(shown, value)) or "none"
+    return {None: "–", True: "yes", False: "no", "": "none"}.get(value, str(value))
+
+
 # ── sections that every report has ───────────────────────────────────────────────────────────────────
 
 
 def _verdict(result: dict[str, Any]) -> Iterator[Section]:
-    bad = "Invalid: a run failed, an answer was wrong or a ledger did not balance."
-    text = ["Valid: every answer was right."] if result["valid"] else [Alarm(bad)]
+    cases = result["cases"]
+    runs = sum(len(case["runs"]) for case in cases)
+    again = sum(len(case["repeated"]) for case in cases)
+    text: list[str] = []
+    if not result["complete"]:
+        asked = result["config"]["runs"] * sum(1 for case in cases if not case["skip"])
+        text.append(
+            Alarm(
+                f"Stopped after {runs} of {asked} runs: `{result['command']} --out {result['out']}` goes on."
+            )
+        )
+    if result["valid"]:
+        text.append(f"Valid: {runs} runs, every answer was right, nothing is known against any of them.")
+    else:
+        text.append(Alarm("Invalid: do not rely on it."))
+    text += [Alarm(sentence) for case in cases if not case["valid"] for sentence in _against(case)]
+    text += [
+        Alarm(f"`{one['key']}` changed {one['when']}: {shown(one['before'])} → {shown(one['after'])}.")
+        for one in result["changes"]
+    ]
+    if again:
+        text.append(f"Repeated, since something was against them: {again} runs; see below.")
     yield Section("Result", (*text, *result["notes"]))
+
+
+def _against(case: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each reason, with the rounds in which it holds."""
+    rounds: dict[str, list[int]] = {}
+    for place, run in enumerate(case["runs"], 1):
+        wrong = [] if run["ok"] else [run.get("error", "the answer is wrong")]
+        for reason in (*wrong, *run.get("why", ())):
+            rounds.setdefault(reason, []).append(place)
+    for reason, places in rounds.items():
+        yield f"{case['name']}, round {format_cpu_list(places).replace(',', ', ')}: {reason}."
+
+
+def _repeated(result: dict[str, Any]) -> Iterator[Section]:
+    rows = tuple(
+        (case["name"], str(run["round"]), number(run["value"]), case["unit"], "; ".join(run["why"]))
+        for case in result["cases"]
+        for run in case["repeated"]
+    )
+    if rows:
+        yield Section(
+            "Repeated runs",
+            ("These are in no figure above.",),
+            Table(("case", "round", "figure", "unit", "what was against it"), rows),
+        )
 
 
 def _cases(result: dict[str, Any]) -> Iterator[Section]:
@@ -144,7 +210,9 @@ def _cases(result: dict[str, Any]) -> Iterator[Section]:
             if (found := [run["value"] for run in case["runs"] if run["value"] is not None])
         }
         picture = Picture(
-            f"cases-{index}", f"Runs, median and interval of every case, {unit}", _dots(values, unit)
+            f"cases-{index}",
+            f"Runs, median and interval of every case, {unit}",
+            _dots(values, unit, frozenset(case["name"] for _, case in chosen if not case["valid"])),
         )
         yield Section(
             f"Cases, {unit}",
@@ -154,8 +222,8 @@ def _cases(result: dict[str, Any]) -> Iterator[Section]:
         )
 
 
-def _dots(values: dict[str, list[float]], unit: str) -> Any:
-    return lambda: pictures.dots(values, unit)
+def _dots(values: dict[str, list[float]], unit: str, alarming: frozenset[str]) -> Callable[[], Figure]:
+    return lambda: pictures.dots(values, unit, alarming)
 
 
 def _case_row(
@@ -173,17 +241,17 @@ def _case_row(
     )
 
 
-def overlap(one: Sequence[float] | None, other: Sequence[float] | None) -> bool:
-    return one is not None and other is not None and one[0] <= other[1] and other[0] <= one[1]
-
-
 def _answers(case: dict[str, Any]) -> str:
     if not case["runs"]:
         return "not run"
-    answers = "right" if case["ok"] else Alarm("WRONG")
-    if case["ledger_balanced"] is False:
-        return Alarm(f"{answers}, NOT BALANCED")
-    return answers if case["ledger_balanced"] is None else f"{answers}, balanced"
+    words = ["right" if case["ok"] else "WRONG"]
+    if case["ledger_balanced"] is not None:
+        words.append("balanced" if case["ledger_balanced"] else "NOT BALANCED")
+    if any(run.get("flags") for run in case["runs"]):
+        words.append("DOUBTFUL")
+    if case["repeated"]:
+        words.append(f"{len(case['repeated'])} repeated")
+    return ", ".join(words) if case["valid"] else Alarm(", ".join(words))
 
 
 def _claims(result: dict[str, Any]) -> Iterator[Section]:
@@ -199,7 +267,7 @@ def _claim_row(claim: dict[str, Any]) -> tuple[str, ...]:
         number(claim["median"]),
         span(claim["min"], claim["max"]),
         ", ".join(f"{sign} {number(bound)}" for sign, bound in bounds if bound is not None),
-        {True: "yes", False: Alarm("NO"), None: "not run"}[claim["holds"]],
+        {True: "yes", False: Alarm("NO"), None: "not measured"}[claim["holds"]],
     )
 
 
@@ -210,11 +278,26 @@ def _claim(claim: dict[str, Any]) -> str:
 
 
 def _machine(result: dict[str, Any]) -> Iterator[Section]:
-    config = result["config"]
-    facts = {key: value for key, value in config.items() if key not in ("sysctl", "versions")}
-    facts |= {"commit": result["git"], **config["versions"]}
-    rows = tuple((key, str(value)) for key, value in facts.items())
-    yield Section("Machine", (), Table(("what", "is"), rows))
+    """What is worth reading; all of it is in result.json."""
+    config = dict(result["config"])
+    versions, sysctl, mitigations = (config.pop(key) for key in ("versions", "sysctl", "mitigations"))
+    sides, noise = config.pop("sides"), config.pop("noise")
+    del config["interrupts"]
+    facts: dict[str, Any] = config | {"commit": result["git"], **versions}
+    facts["mitigations"] = {name: text for name, text in mitigations.items() if text != "Not affected"}
+    facts |= {key: sysctl[key] for key in _SYSCTLS if key in sysctl}
+    for name, side in sides.items():
+        facts |= {f"{name}: {key}": value for key, value in side.items() if value and key != "sysctl"}
+        facts |= {f"{name}: {key}": side["sysctl"][key] for key in _SYSCTLS if key in side.get("sysctl", ())}
+    for when, found in noise.items():
+        facts |= {f"CPU {one['cpu']}, {when}": _noise(one) for one in found}
+    rows = tuple((key, shown(value)) for key, value in facts.items())
+    yield Section("Machine", ("All of it stands in result.json.",), Table(("what", "is"), rows))
+
+
+def _noise(one: dict[str, Any]) -> str:
+    lost, longest = f"{100 * one['lost']:.2f} %", f"{one['longest_us']:.0f} µs"
+    return f"{lost} of its time lost in {one['gaps']} gaps of more than 1 µs, the longest {longest}"
 
 
 def _about(help_text: str) -> Iterator[Section]:

@@ -1,42 +1,39 @@
-"""The runner of all experiments: cases in turn, every answer checked, what came of it written down.
+"""The runner of all experiments: cases in turn, every answer checked, every run kept.
 
 An experiment is a module of this folder. Its docstring is its help. It has
 
-    cases(setting)   the cases, to be compiled and ready: the first run counts
+    cases(setting)   the cases, compiled and ready; `seconds` in their parameters: how long a run takes
     CLAIMS           what must hold of them
     PLACES           where it runs, unless somebody chose (bench/place.py); none: nothing crosses a network
+    WARM_UP          True: a round before the first, and after a break, is not counted
     tell(result)     sections that it adds to the report, if it does
 
 A round runs every case once, in an order of its own: whatever disturbs the machine for a while disturbs
-all, and ratios are taken within a round. No run is left out: one that failed, or whose answer was wrong,
-stands in the result and makes it invalid.
+all, and ratios are taken within a round. A run that says itself why it is doubtful (`flags`), or whose
+ledger does not balance, is repeated, at most twice; what came of it stays in the result, with why. One that
+failed, or whose answer was wrong, is not repeated: it makes the result invalid, as does one that stays
+doubtful.
 """
 
 from __future__ import annotations
 
-import importlib
 import random
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import click
-
-from bench import machine, report
-from bench.place import Place, open_place
-from bench.spread import CI, interval, median, quartiles, ratios
+from bench.place import Place
+from bench.progress import Progress
+from bench.spread import interval, median, quartiles, ratios
 from engine.errors import Failed, Refused
 
-EXPERIMENTS = ("ring", "queues", "waits", "halfring", "statistics", "gro", "peers", "density")
-RUNS, QUICK_RUNS = 5, 3
-_QUIET = 0.5  # runnable tasks, over the last minute
+EXPERIMENTS = ("ring", "queues", "waits", "halfring", "statistics", "gro", "peers", "density", "sockbuf")
+REPEATS = 2  # of a doubtful run
 
-# What one run found: `value` in the case's unit, `ok` (was the answer right?), `ledger_balanced` where
-# there is a ledger, and whatever else is worth keeping.
+# What one run found: `value` in the case's unit (None: it has none), `ok` (was the answer right?),
+# `ledger_balanced` where there is a ledger, `flags` (sentences that say what makes it doubtful), and whatever
+# else is worth keeping. The runner adds `took_s` and, where the run is doubtful, `why`.
 Figures = dict[str, Any]
 
 
@@ -73,39 +70,94 @@ class Claim:
     at_most: float | None = None
 
 
-def measure(cases: Sequence[Case], runs: int, seed: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """Run `runs` rounds; {"cases": […], "notes": […]} of result.json."""
-    notes = [f"{case.name} was not run: {case.skip}" for case in cases if case.skip]
+@dataclass(slots=True)
+class Taken:
+    """What a case has so far: a run of each round, and those that were repeated."""
+
+    runs: list[Figures] = field(default_factory=list)
+    repeated: list[Figures] = field(default_factory=list)
+
+
+def measure(
+    cases: Sequence[Case],
+    rounds: int,
+    seed: int,
+    taken: dict[str, Taken],
+    progress: Progress,
+    *,
+    warm_up: bool = False,
+    save: Callable[[], None] = lambda: None,
+) -> None:
+    """Add to what is taken, by name of the case, until it has all rounds. The order depends on seed alone.
+
+    save: called after every run.
+    """
     able = [case for case in cases if not case.skip]
-    found: dict[str, list[Figures]] = {case.name: [] for case in cases}
     order = random.Random(seed)
-    for number in range(1, runs + 1):
+    if warm_up and any(len(taken[case.name].runs) < rounds for case in able):
         for case in order.sample(able, len(able)):
-            figures = _run_once(case)
-            found[case.name].append(figures)
-            note(f"round {number}/{runs}  {case.name}: {report.outcome(figures, case.unit)}")
-    return {"cases": [_summary(case, found[case.name]) for case in cases], "notes": notes}
+            _run_once(case)
+            progress.say(f"warm-up  {case.name}")
+    order = random.Random(seed)
+    for number in range(1, rounds + 1):
+        for case in order.sample(able, len(able)):
+            while len(taken[case.name].runs) < number:
+                figures = _run_once(case)
+                again = _keep(taken[case.name], number, figures)
+                progress.ran(case.name, number, figures, case.unit, again=again)
+                save()
 
 
 def _run_once(case: Case) -> Figures:
+    begin = time.monotonic()
     try:
-        return case.run()
+        figures = case.run()
     except (Failed, Refused) as error:
-        return {"value": None, "ok": False, "error": str(error)}
+        figures = {"value": None, "ok": False, "error": str(error)}
+    why = [*figures.get("flags", ())]
+    if figures.get("ledger_balanced") is False:
+        why.append("the ledger does not balance")
+    return {**figures, "took_s": time.monotonic() - begin, **({"why": why} if why else {})}
 
 
-def _summary(case: Case, runs: list[Figures]) -> dict[str, Any]:
-    values = [run["value"] for run in runs if run["value"] is not None]
-    ledgers = [run["ledger_balanced"] for run in runs if run.get("ledger_balanced") is not None]
+def _keep(taken: Taken, number: int, figures: Figures) -> bool:
+    """Is the run to be repeated?"""
+    tried = sum(run["round"] == number for run in taken.repeated)
+    again = bool(figures["ok"] and "why" in figures and tried < REPEATS)
+    if again:
+        taken.repeated.append({"round": number, **figures})
+    else:
+        taken.runs.append(figures)
+    return again
+
+
+def summary(case: Case, taken: Taken) -> dict[str, Any]:
+    """A case as it stands in result.json."""
+    ledgers = [run["ledger_balanced"] for run in taken.runs if run.get("ledger_balanced") is not None]
+    counted = _counted(taken.runs)
     return {
         "name": case.name,
         "parameters": case.parameters,
         "unit": case.unit,
-        "runs": runs,
-        **_spread(values),
-        "ok": all(run["ok"] for run in runs),
+        "skip": case.skip,
+        "runs": taken.runs,
+        "repeated": taken.repeated,
+        **_spread([run["value"] for run in counted if run is not None and run["value"] is not None]),
+        "ok": all(run["ok"] for run in taken.runs),
         "ledger_balanced": all(ledgers) if ledgers else None,
+        "valid": all(map(is_sound, taken.runs)),
     }
+
+
+def is_sound(run: Figures) -> bool:
+    """Is its answer right, and nothing known against it?"""
+    return bool(run["ok"]) and not run.get("why")
+
+
+def _counted(runs: Sequence[Figures]) -> list[Figures | None]:
+    """The runs whose figures count, by round: the sound ones; where there is none, all, for a look."""
+    none_is_sound = not any(map(is_sound, runs))
+    return [run if none_is_sound or is_sound(run) else None for run in runs]
 
 
 def _spread(values: list[float]) -> dict[str, Any]:
@@ -122,14 +174,14 @@ def _spread(values: list[float]) -> dict[str, Any]:
 
 def judge(claims: Iterable[Claim], cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The claims with what was found. `holds` is None where a case was not run."""
-    runs = {case["name"]: case["runs"] for case in cases}
+    runs = {case["name"]: _counted(case["runs"]) for case in cases}
     judged = []
     for claim in claims:
-        found = [run.get(claim.figure) for run in runs[claim.case]]
+        found = _figures(runs[claim.case], claim.figure)
         if claim.against is None:
             values = [value for value in found if value is not None]
         else:
-            values = ratios(found, [run.get(claim.figure) for run in runs[claim.against]])
+            values = ratios(found, _figures(runs[claim.against], claim.figure))
         low = claim.at_least if claim.at_least is not None else float("-inf")
         high = claim.at_most if claim.at_most is not None else float("inf")
         judged.append(
@@ -147,96 +199,5 @@ def judge(claims: Iterable[Claim], cases: Iterable[dict[str, Any]]) -> list[dict
     return judged
 
 
-def is_valid(result: dict[str, Any]) -> bool:
-    """Was every answer right, and every ledger balanced?"""
-    return all(case["ok"] and case["ledger_balanced"] is not False for case in result["cases"])
-
-
-def run(
-    name: str,
-    *,
-    quick: bool,
-    runs: int | None,
-    out: Path | None,
-    json: bool,
-    seed: int,
-    device: str | None = None,
-) -> int:
-    """Do an experiment; 0, or 1 where a run failed or its answer was wrong. A missed claim is a result."""
-    if name not in EXPERIMENTS:
-        raise Refused(f"no experiment {name!r}: `rxring bench list` names them")
-    experiment: Any = importlib.import_module(f"bench.{name}")
-    runs = runs or (QUICK_RUNS if quick else RUNS)
-    folder = out or Path("results") / f"{name}-{time.strftime('%Y%m%dT%H%M%S')}"
-    _note(f"{name}: {runs} rounds, seed {seed}")
-    command = f"rxring bench {name}{' --quick' if quick else ''} --runs {runs} --seed {seed}"
-    config = {"seed": seed, "runs": runs, "quick": quick, "ci": CI, **machine.config()}
-    with ExitStack() as stack:
-        names = (device,) if device else getattr(experiment, "PLACES", ())
-        places = tuple(stack.enter_context(open_place(place)) for place in names)
-        cases = list(experiment.cases(Setting(quick, places)))
-        found = measure(cases, runs, seed, _note)
-    result = {
-        "name": name,
-        "command": command,
-        "git": machine.git(),
-        "config": config,
-        **found,
-    }
-    if config["load"] > _QUIET:
-        result["notes"].append(
-            f"the machine was not quiet: its load was {config['load']:.1f} before the runs"
-        )
-    result["claims"] = judge(experiment.CLAIMS, result["cases"])
-    result["valid"] = is_valid(result)
-    told = list(experiment.tell(result)) if hasattr(experiment, "tell") else []
-    report.save(folder, result)
-    for line in report.write(folder, result, told, experiment.__doc__ or ""):
-        _note(line)
-    if json:
-        report.print_json(result)
-    else:
-        report.print_result(result, told)
-    _note(f"written to {folder}")
-    return 0 if result["valid"] else 1
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-@click.command()
-@click.argument("name", metavar="[list | NAME]", default="list")
-@click.option("--quick", is_flag=True, help="Shorter runs, and fewer.")
-@click.option("--runs", type=click.IntRange(1), metavar="N", help=f"Rounds ({RUNS}).")
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the order within the rounds (random).")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="(results/NAME-TIME)")
-@click.option("--device", metavar="lo|veth", help="Where packets go (what the experiment says).")
-@click.option("--json", is_flag=True, help="result.json on stdout, too, as one line.")
-def bench(
-    name: str,
-    quick: bool,
-    runs: int | None,
-    seed: int | None,
-    out: Path | None,
-    device: str | None,
-    json: bool,
-) -> int:
-    """An experiment: its cases in turn, their medians and spread, and whether what is claimed holds."""
-    if name == "list":
-        report.print_list({name: report.purpose(name) for name in EXPERIMENTS}, json=json)
-        return 0
-    seed = random.randrange(1 << 31) if seed is None else seed
-    return run(name, quick=quick, runs=runs, out=out, json=json, seed=seed, device=device)
-
-
-def main(argv: Sequence[str]) -> int:
-    """`rxring bench …`; its exit code. Bad arguments raise click.ClickException or Refused."""
-    try:
-        return bench.main(list(argv), "rxring bench", standalone_mode=False) or 0
-    except click.Abort:  # click's word for Ctrl-C
-        raise KeyboardInterrupt from None
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _figures(runs: Sequence[Figures | None], figure: str) -> list[float | None]:
+    return [None if run is None else run.get(figure) for run in runs]

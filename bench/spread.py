@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+_RESAMPLES = 9_999
+_FEW = 6  # runs; of fewer, resampling gives minimum to maximum, too
+_SEED = 20090  # fixed: the same runs always have the same interval
+
 CI = (
-    "interval of the median between order statistics, the narrowest that holds it with at least 95 %; "
-    "of fewer than 6 runs: minimum to maximum"
+    f"interval of the median: from the 2.5th to the 97.5th percentile of the medians of {_RESAMPLES} "
+    f"resamples of the runs (bootstrap, fixed seed); of fewer than {_FEW} runs: minimum to maximum. It holds "
+    "the median that very many runs would have with 75 % for 3 runs, 94 % for 5, 85 to 96 % for more"
 )
 
 
@@ -25,16 +31,19 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Where the median lies, as CI says. It holds for any distribution.
+    """Where the median lies, as CI says. B. Efron, "Bootstrap methods", Annals of Statistics 7, 1979."""
+    if len(values) < _FEW:
+        return min(values), max(values)
+    found = np.array(values, float)
+    drawn = np.random.default_rng(_SEED).integers(len(found), size=(_RESAMPLES, len(found)))
+    medians = np.median(found[drawn], axis=1)
+    low, high = np.quantile(medians, (0.025, 0.975), method="inverted_cdf")
+    return float(low), float(high)
 
-    The median lies below the k-th smallest of n values with the chance that fewer than k of n fair coins
-    show heads, and above the k-th largest with the same.
-    """
-    ordered, n = sorted(values), len(values)
-    k, below = 1, 0.5**n
-    while (next_below := below + math.comb(n, k) * 0.5**n) <= 0.025:
-        k, below = k + 1, next_below
-    return ordered[k - 1], ordered[n - k]
+
+def overlap(one: Sequence[float] | None, other: Sequence[float] | None) -> bool:
+    """Do two intervals share a point? Then what they are of cannot be told apart."""
+    return one is not None and other is not None and one[0] <= other[1] and other[0] <= one[1]
 
 
 def ratios(values: Iterable[float | None], against: Iterable[float | None]) -> list[float]:

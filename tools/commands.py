@@ -274,9 +274,9 @@ def mirror(json: bool | None, **flags: Any) -> int:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bench(arguments: tuple[str, ...]) -> int:
     """Measure: `list` names the experiments, `NAME` runs one."""
-    from bench import runner
+    from bench import main
 
-    return runner.main(arguments)
+    return main.main(arguments)
 
 
 # ── pin ──────────────────────────────────────────────────────────────────────────────────────────────

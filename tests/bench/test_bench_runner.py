@@ -1,20 +1,24 @@
-import json
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
+"""The runner: the order of the runs, what is repeated, what counts, what is claimed."""
+
+import threading
+from collections.abc import Callable
 from typing import Any
 
-import click
 import pytest
 
 from bench import runner
-from bench.runner import Case, Claim, Figures, Setting, judge, main, measure
-from engine.errors import Failed, Refused
+from bench.progress import Progress, duration
+from bench.runner import Case, Claim, Figures, Taken, judge, summary
+from engine.errors import Failed
 
 
-def quiet(text: str) -> None:
-    pass
+def measure(
+    cases: list[Case], rounds: int, seed: int = 0, taken: dict[str, Taken] | None = None, **more: Any
+) -> list[dict[str, Any]]:
+    taken = taken or {case.name: Taken() for case in cases}
+    with Progress({case.name: rounds for case in cases}, rounds, {}) as progress:
+        runner.measure(cases, rounds, seed, taken, progress, **more)
+    return [summary(case, taken[case.name]) for case in cases]
 
 
 def constant(name: str, value: float, **more: Any) -> Case:
@@ -34,7 +38,7 @@ def recording(names: str, order: list[str]) -> list[Case]:
 
 def test_each_round_runs_each_case_once() -> None:
     order: list[str] = []
-    measure(recording("ABCD", order), 25, 7, quiet)
+    measure(recording("ABCD", order), 25, 7)
     rounds = [tuple(order[i : i + 4]) for i in range(0, 100, 4)]
     assert all(sorted(once) == list("ABCD") for once in rounds)
     assert len(set(rounds)) > 10  # in no fixed order
@@ -43,14 +47,14 @@ def test_each_round_runs_each_case_once() -> None:
 def test_a_seed_gives_the_same_order() -> None:
     orders: list[list[str]] = [[], [], []]
     for order, seed in zip(orders, (7, 7, 8), strict=True):
-        measure(recording("ABCD", order), 10, seed, quiet)
+        measure(recording("ABCD", order), 10, seed)
     assert orders[0] == orders[1] != orders[2]
 
 
 def test_statistics_of_a_case() -> None:
     values = iter([3.0, 1.0, 2.0, 5.0, 4.0])
     case = Case("A", "ns", lambda: {"value": next(values), "ok": True, "ledger_balanced": True}, {"n": 1})
-    (found,) = measure([case], 5, 0, quiet)["cases"]
+    (found,) = measure([case], 5)
     assert [run["value"] for run in found["runs"]] == [3.0, 1.0, 2.0, 5.0, 4.0]
     assert (found["median"], found["min"], found["max"]) == (3.0, 1.0, 5.0)
     assert found["ci"] == (1.0, 5.0)
@@ -60,7 +64,7 @@ def test_statistics_of_a_case() -> None:
     assert found["ledger_balanced"] is True
 
 
-def test_no_run_is_dropped() -> None:
+def test_what_fails_is_kept_and_not_repeated() -> None:
     calls = iter([True, False, True])
 
     def run() -> Figures:
@@ -68,26 +72,95 @@ def test_no_run_is_dropped() -> None:
             return {"value": 1.0, "ok": True}
         raise Failed("it fell over")
 
-    result = measure([Case("A", "M/s", run)], 3, 0, quiet)
-    (case,) = result["cases"]
+    (case,) = measure([Case("A", "M/s", run)], 3)
     assert [run["value"] for run in case["runs"]] == [1.0, None, 1.0]
     assert case["runs"][1]["error"] == "it fell over"
-    assert not runner.is_valid(result)
+    assert case["repeated"] == []
+    assert not case["valid"]
 
 
-@pytest.mark.parametrize("fault", [{"ok": False}, {"ledger_balanced": False}])
-def test_a_wrong_answer_makes_it_invalid(fault: Figures) -> None:
-    assert runner.is_valid(measure([constant("A", 1.0, ledger_balanced=True)], 1, 0, quiet))
-    assert not runner.is_valid(measure([constant("A", 1.0, **fault)], 1, 0, quiet))
+def in_turn(*found: Figures) -> Case:
+    runs = iter(found)
+    return Case("A", "M/s", lambda: {"ok": True, **next(runs)})
+
+
+def test_a_wrong_answer_makes_it_invalid_at_once() -> None:
+    (case,) = measure([in_turn({"value": 9.0, "ok": False, "flags": ["late"]}, {"value": 1.0})], 2)
+    assert (case["ok"], case["valid"], case["repeated"]) == (False, False, [])
+    assert case["median"] == 1.0  # of what is right
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ({"flags": ["the sender was late"]}, "the sender was late"),
+        ({"ledger_balanced": False}, "does not balance"),
+    ],
+)
+def test_a_doubtful_run_is_repeated_and_kept_with_why(fault: Figures, why: str) -> None:
+    (case,) = measure([in_turn({"value": 9.0, **fault}, {"value": 1.0}, {"value": 2.0})], 2)
+    assert [run["value"] for run in case["runs"]] == [1.0, 2.0]
+    (repeated,) = case["repeated"]
+    assert (repeated["value"], repeated["round"]) == (9.0, 1)
+    assert why in repeated["why"][0]
+    assert case["valid"]
+    assert case["max"] == 2.0
+
+
+def test_one_that_stays_doubtful_makes_it_invalid() -> None:
+    doubtful = {"value": 9.0, "flags": ["late"]}
+    (case,) = measure([in_turn(*[doubtful] * 3, {"value": 1.0}, {"value": 2.0})], 3)
+    assert [run["value"] for run in case["runs"]] == [9.0, 1.0, 2.0]
+    assert len(case["repeated"]) == 2
+    assert not case["valid"]
+    assert (case["median"], case["max"]) == (1.5, 2.0)
+
+
+def test_where_nothing_is_sound_all_are_shown() -> None:
+    (case,) = measure([in_turn(*[{"value": 9.0, "ledger_balanced": False}] * 3)], 1)
+    assert (case["median"], case["valid"], case["ledger_balanced"]) == (9.0, False, False)
+
+
+def test_it_goes_on_where_it_stopped() -> None:
+    """The second time, the same runs follow in the same order; what was taken is not taken again."""
+    whole: list[str] = []
+    measure(recording("ABCD", whole), 5, 7)
+    order: list[str] = []
+
+    def stop() -> None:
+        if len(order) == 9:
+            raise KeyboardInterrupt
+
+    cases = recording("ABCD", order)
+    taken = {case.name: Taken() for case in cases}
+    with pytest.raises(KeyboardInterrupt):
+        measure(cases, 5, 7, taken, save=stop)
+    found = measure(cases, 5, 7, taken)
+    assert order == whole
+    assert all(len(case["runs"]) == 5 for case in found)
+
+
+def test_attempts_before_a_stop_count_after_it() -> None:
+    case = in_turn({"value": 9.0, "flags": ["late"]})
+    taken = {"A": Taken(repeated=[{"round": 1, "why": ["late"]}, {"round": 1, "why": ["late"]}])}
+    (found,) = measure([case], 1, taken=taken)
+    assert len(found["runs"]) == 1
+    assert not found["valid"]
+
+
+def test_a_warm_up_round_is_not_counted() -> None:
+    order: list[str] = []
+    found = measure(recording("AB", order), 3, warm_up=True)
+    assert sorted(order[:2]) == ["A", "B"]
+    assert len(order) == 8
+    assert [len(case["runs"]) for case in found] == [3, 3]
 
 
 def test_what_cannot_be_run_is_said() -> None:
     cases = [constant("A", 1.0), Case("B", "M/s", lambda: pytest.fail("it ran"), skip="no compiler")]
-    result = measure(cases, 2, 0, quiet)
-    assert result["notes"] == ["B was not run: no compiler"]
-    assert result["cases"][1]["runs"] == []
-    assert result["cases"][1]["median"] is None
-    (claim,) = judge([Claim("A", against="B", at_least=1)], result["cases"])
+    found = measure(cases, 2)
+    assert (found[1]["skip"], found[1]["runs"], found[1]["median"]) == ("no compiler", [], None)
+    (claim,) = judge([Claim("A", against="B", at_least=1)], found)
     assert claim["holds"] is None
 
 
@@ -98,7 +171,7 @@ def test_ratios_are_taken_within_a_round() -> None:
         Case("A", "M/s", lambda: {"value": next(a), "ok": True}),
         Case("B", "M/s", lambda: {"value": next(b), "ok": True}),
     ]
-    (claim,) = judge([Claim("A", against="B", at_least=0.5)], measure(cases, 3, 0, quiet)["cases"])
+    (claim,) = judge([Claim("A", against="B", at_least=0.5)], measure(cases, 3))
     assert claim["values"] == [0.5, 0.5, 0.5]
     assert claim["holds"]
 
@@ -114,84 +187,50 @@ def test_ratios_are_taken_within_a_round() -> None:
     ],
 )
 def test_claims(claim: Claim, holds: bool) -> None:
-    result = measure([constant("A", 10.0, share=0.7)], 3, 0, quiet)
-    assert judge([claim], result["cases"])[0]["holds"] is holds
+    cases = measure([constant("A", 10.0, share=0.7)], 3)
+    assert judge([claim], cases)[0]["holds"] is holds
 
 
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """An experiment of two cases."""
-    module = ModuleType("bench.tiny", "Two and one.")
-
-    def cases(setting: Setting) -> Iterator[Case]:
-        yield constant("two", 2.0, ledger_balanced=True)
-        yield Case("one", "M/s", lambda: {"value": 1.0, "ok": True}, {"quick": setting.quick})
-
-    module.cases = cases  # type: ignore[attr-defined]
-    module.CLAIMS = (Claim("two", against="one", at_least=1.5),)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "bench.tiny", module)
-    monkeypatch.setattr(runner, "EXPERIMENTS", ("tiny",))
-    return module
+def test_ratios_leave_out_rounds_that_are_not_sound() -> None:
+    late = {"value": 100.0, "flags": ["late"]}
+    a, b = in_turn({"value": 4.0}, *[late] * 3, {"value": 6.0}), constant("B", 2.0)
+    (claim,) = judge([Claim("A", against="B", at_most=3)], measure([a, b], 3))
+    assert claim["values"] == [2.0, 3.0]
+    assert claim["holds"]
 
 
-@pytest.mark.usefixtures("tiny")
-def test_what_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    assert main(["tiny", "--quick", "--runs", "4", "--seed", "3", "--out", str(out), "--json"]) == 0
-    result = json.loads((out / "result.json").read_text())
-    captured = capsys.readouterr()
-    assert json.loads(captured.out) == result
-    assert "seed 3" in captured.err
-    assert {"name", "command", "git", "config", "cases", "notes", "claims", "valid"} <= result.keys()
-    assert result["command"] == "rxring bench tiny --quick --runs 4 --seed 3"
-    for key in ("kernel", "cpu", "governor", "versions", "sysctl", "seed", "ci"):
-        assert key in result["config"]
-    assert result["config"]["versions"]["numba"]
-    assert result["config"]["sysctl"]["net.core.rmem_max"].isdigit()
-    for case in result["cases"]:
-        assert {"name", "parameters", "runs", "median", "ci", "unit", "ledger_balanced"} <= case.keys()
-        assert len(case["runs"]) == 4
-    assert result["cases"][0]["ledger_balanced"] is True
-    assert result["cases"][1]["ledger_balanced"] is None
-    assert result["claims"][0]["values"] == [2.0] * 4
-    report = (out / "report.md").read_text()
-    assert "Two and one." in report
-    assert "| two / one | 2 | 2 – 2 | ≥ 1.5 | yes |" in report
+def progress(**more: Any) -> Progress:
+    return Progress({"A": 4, "B": 2}, 4, more)
 
 
-@pytest.mark.usefixtures("tiny")
-def test_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tiny", "--out", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "two / one" in out
-    assert "yes" in out
-    assert len(json.loads((tmp_path / "result.json").read_text())["cases"][0]["runs"]) == runner.RUNS
+def test_time_left() -> None:
+    assert progress().seconds_left() is None
+    assert progress(A=10.0).seconds_left() == 60.0  # B is thought to take as long
+    begun = progress(A=10.0, B=20.0)
+    assert begun.seconds_left() == 80.0
+    begun.ran("A", 1, {"value": 1.0, "ok": True, "took_s": 5.0}, "ns", again=False)
+    assert begun.seconds_left() == 3 * 5.0 + 40.0
+    begun.ran("A", 2, {"value": 1.0, "ok": True, "took_s": 7.0}, "ns", again=True)
+    assert begun.seconds_left() == 3 * 6.0 + 40.0
 
 
-def test_an_invalid_result_is_a_failure(
-    tiny: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_bar_on_a_terminal_needs_no_thread(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny.cases = lambda quick: iter([constant("two", 2.0, ok=False), constant("one", 1.0)])
-    assert main(["tiny", "--out", str(tmp_path)]) == 1
-    assert "WRONG" in capsys.readouterr().out
-    assert "**Invalid" in (tmp_path / "report.md").read_text()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("bench.progress._is_terminal", lambda: True)
+    before = threading.active_count()
+    with progress(A=1.0) as shown:
+        shown.ran("A", 1, {"value": 1.0, "ok": True, "took_s": 300.0}, "ns", again=False)
+        assert threading.active_count() == before
+    err = capsys.readouterr().err
+    assert "round 1/4  A: 1 ns" in err
+    assert "about 25 min left" in err
+    assert "1/6" in err
 
 
-def test_list_names_every_experiment_and_what_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(runner.EXPERIMENTS)
-    assert all(len(line.split()) > 5 for line in lines)
-    assert main(["list", "--json"]) == 0
-    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == list(
-        runner.EXPERIMENTS
-    )
-
-
-def test_what_is_not_there_is_refused() -> None:
-    with pytest.raises(Refused, match="no experiment 'rung': `rxring bench list` names them"):
-        main(["rung"])
-    with pytest.raises(click.UsageError):
-        main(["ring", "--rums", "3"])
-    with pytest.raises(click.UsageError):
-        main(["ring", "--runs", "0"])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (99, "99 s"), (100, "2 min"), (3500, "58 min"), (3900, "1 h 5 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
