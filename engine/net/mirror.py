@@ -3,6 +3,7 @@
 One socket receives. With `to`, a second one, connected, sends; without it the first sends, so that the
 answer comes from where the packet went to. Packets are forwarded as they came, empty ones too, in order.
 A packet that could not be forwarded is counted and not tried again; one that was cut is not forwarded.
+It forwards what it has received once the socket is empty or a batch is full, whichever call received it.
 
 At the end nothing more is let into the socket, and what stands in it is still forwarded, for as long as
 that gets on; what then is left is counted as unforwarded.
@@ -16,7 +17,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -29,7 +30,6 @@ from engine.net.libc import (
     ECONNREFUSED,
     EINTR,
     ERRNOS,
-    MAX_SEND_MESSAGES,
     MMSGHDR,
     MSG_DONTWAIT,
     MSG_TRUNC,
@@ -39,6 +39,7 @@ from engine.net.libc import (
     Messages,
     poll,
     recvmmsg,
+    recvmsg,
     sendmmsg,
 )
 from engine.net.role import (
@@ -55,7 +56,7 @@ from engine.net.role import (
     pin_here,
 )
 from engine.net.sockets import ReceiveBuffer
-from engine.spec import Listen
+from engine.spec import MAX_BATCH, Listen
 from rings.jit import jit
 from rings.libc import errno, monotonic_ns
 
@@ -75,6 +76,7 @@ STATE = np.dtype(
         ("out_fd", "i8"),  # sends
         ("back", "i8"),  # to whom it came from
         ("batch", "i8"),
+        ("one_by_one", "i8"),  # recvmsg instead of recvmmsg
         ("incoming", "i8"),  # address of the headers for recvmmsg
         ("outgoing", "i8"),  # and for sendmmsg
         ("poll", "i8"),  # address of a POLLFD
@@ -100,6 +102,7 @@ class MirrorPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     listen: str
     to: str | None = None
     batch: int = 64
+    receive: Literal["recvmmsg", "recvmsg"] = "recvmmsg"
     cpu: str | None = None
     rcvbuf: int | None = None
     duration: float | None = None
@@ -109,7 +112,7 @@ class MirrorPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         self.place()
         if self.to is not None:
             address.parse_destination(self.to)
-        check_range("batch", self.batch, 1, MAX_SEND_MESSAGES)
+        check_range("batch", self.batch, 1, MAX_BATCH)
         check_range("rcvbuf", self.rcvbuf, 1, 1 << 31)
         check_duration(self.duration)
         cpus_of(self.cpu)
@@ -126,16 +129,31 @@ class MirrorPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 @jit
+def _receive_one_by_one(s, incoming):  # type: ignore[no-untyped-def]
+    """`_receive` with a call for each message. An error behind the first of them is left to the next time."""
+    for i in range(s.batch):
+        length = recvmsg(s.fd, s.incoming + i * _MMSGHDR_BYTES, MSG_DONTWAIT)
+        if length < 0:
+            return i if i > 0 else -errno()
+        s.calls += 1
+        incoming[i].length = length
+    return s.batch
+
+
+@jit
 def _receive(s, incoming):  # type: ignore[no-untyped-def]
     """How many messages came; −errno if none did. Never waits."""
     for i in range(s.armed):
         incoming[i].name_length = NAME_BYTES
-    taken = recvmmsg(s.fd, s.incoming, s.batch, MSG_DONTWAIT, 0)
-    if taken < 0:
-        return -errno()
-    s.calls += 1
-    s.armed = taken
-    return np.int64(taken)
+    if s.one_by_one != 0:
+        taken = _receive_one_by_one(s, incoming)
+    else:
+        taken = np.int64(recvmmsg(s.fd, s.incoming, s.batch, MSG_DONTWAIT, 0))
+        taken = taken if taken >= 0 else -errno()
+        s.calls += 1 if taken >= 0 else 0
+    if taken >= 0:
+        s.armed = taken
+    return taken
 
 
 @jit
@@ -217,6 +235,7 @@ class Mirror:
         s = self.state[0]
         s["fd"] = s["out_fd"] = -1
         s["batch"], s["back"], s["poll"] = plan.batch, plan.to is None, self.poll.ctypes.data
+        s["one_by_one"] = plan.receive == "recvmsg"
         s["incoming"], s["outgoing"] = self.incoming.address, self.outgoing.address
         self.cpus: list[int] = []
         self.start_ns = self.stop_ns = self.told_ns = self.told_packets = 0

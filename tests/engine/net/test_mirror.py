@@ -44,10 +44,11 @@ def feeder(source: Any, packets: list[bytes]) -> Callable[[int], None]:
     return feed
 
 
+@pytest.mark.parametrize("receive", ["recvmmsg", "recvmsg"])
 @pytest.mark.parametrize("batch", [1, 3, 64])
-def test_packets_come_back_to_their_source_as_they_were(receiver: Any, batch: int) -> None:
+def test_packets_come_back_to_their_source_as_they_were(receiver: Any, batch: int, receive: Any) -> None:
     packets = payloads(_ALL_SIZES)
-    plan = MirrorPlan(listen="udp://127.0.0.1:0", duration=0.05, batch=batch)
+    plan = MirrorPlan(listen="udp://127.0.0.1:0", duration=0.05, batch=batch, receive=receive)
     ports = []
     feed = feeder(receiver, packets)
     summary = bounce(plan, lambda port: (ports.append(port), feed(port))[1])
@@ -58,6 +59,25 @@ def test_packets_come_back_to_their_source_as_they_were(receiver: Any, batch: in
     assert summary["bytes"] == sum(_ALL_SIZES)
     assert (summary["truncated"], summary["failed"], summary["socket_dropped"]) == (0, 0, 0)
     assert summary["errors"] == {}
+
+
+def test_one_by_one_has_a_call_for_each(receiver: Any) -> None:
+    plan = MirrorPlan(listen="udp://127.0.0.1:0", duration=0.05, receive="recvmsg")
+    summary = bounce(plan, feeder(receiver, payloads([10] * 20)))
+    assert summary["forwarded"] == 20
+    assert summary["packets_per_call"] == 1
+
+
+def test_a_batch_larger_than_one_call_sends(receiver: Any) -> None:
+    """sendmmsg takes 1024 messages; they stand in the socket before the mirror begins."""
+    half = Mirror(MirrorPlan(listen="udp://127.0.0.1:0", to=receiver.to, batch=3000, rcvbuf=8 << 20))
+    with mirror.ExitStack() as stack:
+        half.prepare(stack)
+        feeder(receiver, payloads([1] * 1500))(half.bound[1])
+        half.start()
+        half.drain()
+    counts = half.summary()
+    assert counts["received"] == counts["forwarded"] == counts["packets_per_call"] == 1500
 
 
 def test_there_and_back_over_ipv6() -> None:
@@ -241,7 +261,7 @@ def test_an_error_that_lasts_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ({"to": "nowhere"}, "HOST:PORT"),
         ({"to": "127.255.255.255:5000"}, "broadcast"),
         ({"batch": 0}, "--batch"),
-        ({"batch": 1025}, "--batch"),
+        ({"batch": 3001}, "--batch"),
         ({"rcvbuf": 0}, "--rcvbuf"),
         ({"duration": -1.0}, "--duration"),
         ({"cpu": "4095"}, "4095"),
