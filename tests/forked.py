@@ -40,7 +40,7 @@ class Child:
         if self.status is None:
             pidfd = os.pidfd_open(self.pid)
             try:
-                ended = _readable(pidfd, timeout_s)
+                ended = readable(pidfd, timeout_s)
             finally:
                 os.close(pidfd)
             assert ended, f"process {self.pid} still runs after {timeout_s} s"
@@ -52,10 +52,11 @@ class Child:
         self.wait()
 
 
-def _readable(fd: int, timeout_s: float) -> bool:
+def readable(fd: int, timeout_s: float) -> bool:
+    """Wait for input, or, of a pidfd, for the end of its process; False after `timeout_s`."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
+    return bool(poll.poll(max(timeout_s, 0) * 1000))
 
 
 def await_(condition: Callable[[], object], timeout_s: float = 60.0) -> None:

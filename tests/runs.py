@@ -11,7 +11,6 @@ import fcntl
 import functools
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
-from forked import Child, await_
+from forked import Child, await_, readable
 
 from engine.consumer import Consumer
 from engine.handlers.api import load
@@ -88,7 +87,7 @@ class Run:
         """The next object of its output; None at its end, when no process of the run is left."""
         end = time.monotonic() + timeout_s
         while b"\n" not in self._rest:
-            assert _readable(self._out, end - time.monotonic()), f"no output for {timeout_s} s: {self.errors}"
+            assert readable(self._out, end - time.monotonic()), f"no output for {timeout_s} s: {self.errors}"
             block = os.read(self._out, 1 << 16)
             if not block:
                 assert not self._rest, f"half a line: {self._rest!r}"
@@ -200,16 +199,10 @@ def ended(pid: int, timeout_s: float = 30.0) -> int:
     """Wait for a child of ours: its exit code, or minus the signal that ended it."""
     pidfd = os.pidfd_open(pid)
     try:
-        assert _readable(pidfd, timeout_s), f"process {pid} still runs after {timeout_s} s"
+        assert readable(pidfd, timeout_s), f"process {pid} still runs after {timeout_s} s"
     finally:
         os.close(pidfd)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def _readable(fd: int, timeout_s: float) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(max(timeout_s, 0) * 1000))
 
 
 class Source:

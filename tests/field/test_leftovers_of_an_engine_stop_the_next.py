@@ -6,6 +6,7 @@ port starts, with `rxring rings gc` and without; gc leaves the living alone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from forked import await_
+from forked import await_, readable
 from runs import RXRING, Run, Source, check_ledger
 
 import rings
@@ -25,12 +26,18 @@ def leftovers(name: str) -> list[str]:
 
 
 def kill_all(run: Run, *, but: int = 0) -> None:
-    """Also the last consumers, unless `but` of them are to be left: those stand still."""
+    """Also the last consumers, unless `but` of them are to be left: those stand still. When it returns, the
+    dead hold nothing any more: they need a while to give back a port."""
     pids = [run.pid, *(worker["pid"] for worker in run.ready["receivers"] + run.ready["consumers"])]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)  # so that none sees the other die
-    for pid in pids[: len(pids) - but]:
-        os.kill(pid, signal.SIGKILL)
+    with contextlib.ExitStack() as stack:
+        pidfds = [os.pidfd_open(pid) for pid in pids[: len(pids) - but]]
+        for pidfd in pidfds:
+            stack.callback(os.close, pidfd)
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        for pidfd in pidfds:
+            assert readable(pidfd, 30)
     assert run.wait() == -signal.SIGKILL
 
 
