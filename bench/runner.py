@@ -28,7 +28,10 @@ from bench.progress import Progress
 from bench.spread import interval, median, quartiles, ratios
 from engine.errors import Failed, Refused
 
-EXPERIMENTS = ("ring", "queues", "waits", "halfring", "statistics", "gro", "peers", "density", "sockbuf")
+EXPERIMENTS = (
+    *("ring", "queues", "waits", "halfring", "statistics", "gro", "peers", "density", "sockbuf", "flows"),
+    *("layouts", "lossless", "scale"),
+)
 REPEATS = 2  # of a doubtful run
 
 # What one run found: `value` in the case's unit (None: it has none), `ok` (was the answer right?),

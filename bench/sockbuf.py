@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import busy, pictures
+from bench import pictures
 from bench.machine import two_cpus
 from bench.pictures import Curve
 from bench.place import Place
@@ -42,6 +42,7 @@ from bench.report import number, overlap, span
 from bench.runner import Case, Claim, Figures, Setting
 from bench.section import Picture, Section, Table
 from bench.spread import median, ratios
+from bench.window import EVERY_S, Window
 from engine.errors import Refused
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ WHOLE_BUFFER = 256  # KiB, of the cases with segmentation offload
 MESSAGE = 64 << 10
 AGREES = 1.05  # of the throughput of `same`
 COLLAPSE = 0.9  # of the best: what is below it, at the largest buffer, has collapsed
-ELSEWHERE = 0.02  # of the packets: so many may be handled on another CPU than was asked for
 
 # S3: for each MTU, 10⁶ bits/s (best, its buffer in KiB, at the largest buffer) before and after the change.
 # Of 1500 after it only the best is known; 9000 before it was "about 6200" from 192 KiB on.
@@ -70,7 +70,6 @@ THEN: dict[int, tuple[tuple[str, float, int, float | None], ...]] = {
     9000: (("2007, before", 7504, 128, 6200), ("2007, after", 9018, 192, 8632)),
 }
 _SIOCETHTOOL, _STSO = 0x8946, 0x1F
-_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +89,14 @@ class Bulk:
         self._prepare(place)
         host, buffer = place.receive.host, str(2 * self.buffer)
         listen = ("--listen", f"tcp://{host}:0", "--rcvbuf", buffer, "--rx-cpu", str(self.receive_cpu))
-        with place.receive.rxring("run", *listen, "--every", str(_EVERY_S)) as engine:
+        with place.receive.rxring("run", *listen, "--every", str(EVERY_S)) as engine:
             port = engine.next("ready")["receivers"][0]["port"]
             what = ("--size", str(MESSAGE), "--sndbuf", buffer, "--cpu", str(self.send_cpu))
             with place.send.rxring("send", "--to", f"tcp://{host}:{port}", *what) as sender:
-                while engine.next("interval")["receivers"][0]["bytes"] == 0:
-                    pass
-                begin, busy_before = engine.next("interval"), busy.read()
-                end = engine.next("interval")
-                while end["seconds"] < begin["seconds"] + self.window_s:
-                    end = engine.next("interval")
-                busy_after = busy.read()
+                window = Window.watch(engine, self.window_s)
                 sent = sender.end()
             summary = engine.end()
-        spent = {cpu: after.since(busy_before[cpu]) for cpu, after in busy_after.items()}
-        return self._figures(begin, end, spent) | _checked(sent, summary)
+        return self._figures(window) | _checked(sent, summary)
 
     def _prepare(self, place: Place) -> None:
         """The devices as this stream wants them: runs are in no order, each sets all."""
@@ -116,29 +108,23 @@ class Bulk:
         place.receive.steer(self.interrupt_cpu)
         place.send.steer(self.send_cpu)
 
-    def _figures(self, begin: dict[str, Any], end: dict[str, Any], spent: dict[int, busy.Busy]) -> Figures:
-        seconds = end["seconds"] - begin["seconds"]
-        before, after = begin["receivers"][0], end["receivers"][0]
-        size, thread_ns = (after[key] - before[key] for key in ("bytes", "cpu_ns"))
+    def _figures(self, window: Window) -> Figures:
+        seconds, size, packets = window.seconds, window.risen("bytes"), window.came()
         cpu_s = {
-            "receiver": spent[self.receive_cpu].own,
-            "sender": spent[self.send_cpu].own,
-            "interrupts": sum(cpu.softirq for cpu in spent.values()),
-            "thread": thread_ns / 1e9,
+            "receiver": window.spent[self.receive_cpu].own,
+            "sender": window.spent[self.send_cpu].own,
+            "interrupts": sum(cpu.softirq for cpu in window.spent.values()),
+            "thread": window.risen("cpu_ns") / 1e9,
         }
-        packets, here = _handled(begin, end, self.interrupt_cpu)
-        flags = []
-        if here < (1 - ELSEWHERE) * packets:
-            flags.append(f"CPU {self.interrupt_cpu} handled {here} of {packets} packets: RPS did not hold")
         return {
             "value": size * 8 / seconds / 1e6,
             "seconds": seconds,
             "bytes": size,
             "cpu_percent": {who: 100 * spent_s / seconds for who, spent_s in cpu_s.items()},
             "us_per_kb": {who: spent_s * 1e6 / (size / 1024) for who, spent_s in cpu_s.items()},
-            "busy": {str(cpu): times._asdict() for cpu, times in spent.items()},
+            "busy": {str(cpu): times._asdict() for cpu, times in window.spent.items()},
             "bytes_per_packet": size / packets if packets else None,
-            "flags": flags,
+            "flags": window.strayed(self.interrupt_cpu),
         }
 
 
@@ -148,18 +134,6 @@ def _set_segmentation(device: str, on: bool) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = struct.pack("16sP16x", device.encode(), ctypes.addressof(value))
         fcntl.ioctl(sock, _SIOCETHTOOL, request)
-
-
-def _handled(begin: dict[str, Any], end: dict[str, Any], cpu: int) -> tuple[int, int]:
-    """(packets that came over devices between the two, packets that this CPU's softirqs handled)."""
-
-    def count(view: dict[str, Any]) -> tuple[int, int]:
-        layers = view["layers"]
-        came = sum(device["rx_packets"] for device in layers["nic"].values())
-        return came, sum(row["processed"] for row in layers["softnet"] if row["cpu"] == cpu)
-
-    (came, handled), (came_before, handled_before) = count(end), count(begin)
-    return came - came_before, handled - handled_before
 
 
 def _checked(sent: dict[str, Any], summary: dict[str, Any]) -> Figures:

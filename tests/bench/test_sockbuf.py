@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from windows import window
 
 from bench import sockbuf
 from bench.place import Place, open_place
@@ -75,21 +76,15 @@ def test_every_byte_must_come_and_the_stream_end(
     assert sockbuf._checked(SENT | of_sender, summary)["ok"] is ok
 
 
-def view(seconds: float, came: int, handled: int) -> dict[str, Any]:
-    softnet = [{"cpu": 0, "processed": handled}, {"cpu": 1, "processed": came - handled}]
-    layers = {"nic": {"lo": {"rx_packets": 0}, "rxv1": {"rx_packets": came}}, "softnet": softnet}
-    return {"seconds": seconds, "layers": layers, "receivers": [{"bytes": 1024 * came, "cpu_ns": 0}]}
-
-
-@pytest.mark.parametrize(("handled", "flags"), [(1000, 0), (900, 1)])
-def test_interrupts_elsewhere_are_flagged(handled: int, flags: int) -> None:
+def test_the_columns_of_netperf() -> None:
     bulk = sockbuf.Bulk(1500, 1 << 16, False, sockbuf.SAME, 0, 0, 1, 1.0)
-    spent = {0: sockbuf.busy.Busy(0.5, 0.25, 0.0), 1: sockbuf.busy.Busy(0.4, 0.1, 0.0)}
-    figures = bulk._figures(view(1.0, 0, 0), view(2.0, 1000, handled), spent)
-    assert len(figures["flags"]) == flags
+    figures = bulk._figures(window(came=1000, handled=1000))
+    assert figures["flags"] == []
     assert figures["value"] == 1024 * 1000 * 8 / 1e6
-    assert figures["cpu_percent"] == {"receiver": 50, "sender": 40, "interrupts": 35, "thread": 0}
+    assert figures["bytes_per_packet"] == 1024
+    assert figures["cpu_percent"] == {"receiver": 50, "sender": 40, "interrupts": 35, "thread": 30}
     assert figures["us_per_kb"]["interrupts"] == 350
+    assert bulk._figures(window(came=1000, handled=900))["flags"]
 
 
 # What the report tells ---------------------------------------------------------------------------------
