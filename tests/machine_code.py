@@ -32,7 +32,7 @@ STEPS = (
     *("writer.reserve", "writer.publish", "writer.append", "writer._look", "writer._wake"),
     *("writer.set_state", "reader.poll", "reader._poll_copy", "reader._poll_entry", "reader._keep_account"),
     *("reader.release", "reader.number_at", "reader.is_closed", "reader.activate", "reader._start_account"),
-    "wait._sleep",
+    *("wait._sleep", "wait._sleep_any"),
 )
 
 
@@ -57,8 +57,9 @@ def _print_assembly() -> None:
         function = getattr({"writer": writer, "reader": reader, "wait": wait}[where], name)
         first, *others = function.py_func.__code__.co_varnames[: function.py_func.__code__.co_argcount]
         record = records["writer" if first == "w" else "reader"]
-        # An array of one record is passed in parts; a tuple of one is the record.
-        signature = (numba.types.UniTuple(record, 1) if first == "state" else record,)
+        # An array of records is passed in parts; a tuple of them is the records.
+        many = {"state": 1, "readers": 2}.get(first)
+        signature = (record if many is None else numba.types.UniTuple(record, many),)
         signature += tuple(numba.types.bool_ if name == "fresh" else numba.types.int64 for name in others)
         function.compile(signature)
         compiled = function.overloads[signature]
@@ -111,6 +112,8 @@ def code(machine: str, step: str) -> Code:
 # The bases are the record, the stack, the fields of the record, "" for plain numbers and "?" for the rest.
 Value = tuple[str, int | None]
 UNKNOWN: Value = ("?", None)
+# Calls that return the address of memory that nobody else knows, and their result.
+_OWN = {"NRT_MemInfo_alloc_aligned": ("own", 0), "__errno_location": ("own", 0)}
 Registers = dict[str, Value]
 _SECTIONS = {"writer": layout.WRITER, "slot": layout.READER}  # of whose words we know the names
 _POINTERS = (
@@ -121,7 +124,7 @@ _POINTERS = (
 
 
 def _plus(one: Value, other: Value, sign: int = 1) -> Value:
-    pointers = [v for v in (one, other) if v[0] in (*_POINTERS, "record", "stack", "result")]
+    pointers = [v for v in (one, other) if v[0] in (*_POINTERS, "record", "stack", "result", "own")]
     if other[0] == "" and other[1] is not None and one[1] is not None:
         return one[0], one[1] + sign * other[1]
     if one[0] == "" and one[1] is not None and other[1] is not None and sign > 0:
@@ -170,8 +173,9 @@ class Code:
     def _follow(self) -> None:
         """Carry what the registers hold along all paths, until nothing new comes."""
         at_entry: Registers = {"sp": ("stack", 0), "rsp": ("stack", 0)}
-        for kind in (("x0", "x1", "x2"), ("rdi", "rsi", "rdx")):
-            at_entry |= zip(kind, (("result", 0), ("result", 0), ("record", 0)), strict=True)
+        for kind in (("x0", "x1", "x2", "x3"), ("rdi", "rsi", "rdx", "rcx")):
+            given = ["result", "result", "record", *["record"] * (self.step == "wait._sleep_any")]
+            at_entry |= {register: (base, 0) for register, base in zip(kind, given, strict=False)}
         before: list[Registers | None] = [None] * len(self.lines)
         before[0] = at_entry
         waiting = [0]
@@ -199,7 +203,7 @@ class Code:
     def touch(self, at: int, what: str, address: Value) -> None:
         """`what`: "load", "store acquire" … Private memory, the stack and results, is not looked at."""
         base, distance = address
-        if base in ("record", "stack", "result"):
+        if base in ("record", "stack", "result", "own"):
             return
         word = base
         section = _SECTIONS.get(base)
@@ -212,6 +216,8 @@ class Code:
 
     def loaded(self, address: Value, registers: Registers) -> Value:
         base, distance = address
+        if base == "own":
+            return base, None
         if base == "stack":
             return registers.get(f"stack{distance}", UNKNOWN)
         if base == "record" and distance is not None and self.state.fields is not None:
@@ -289,6 +295,7 @@ def _aarch64(code: Code, at: int, registers: Registers) -> None:
         code.does[at].add(f"call {operands[0]}")
         for i in range(19):  # what a call may use
             registers.pop(f"x{i}", None)
+        registers["x0"] = _OWN.get(operands[0], UNKNOWN)
     elif op in _LOADS or op in _STORES or op in _ATOMICS:
         place = next(i for i, operand in enumerate(operands) if operand[0] == "[")
         inner = operands[place].rstrip("!").strip("[]").split(", ")
@@ -359,9 +366,11 @@ def _x86(code: Code, at: int, registers: Registers) -> None:
     if op == "ret":
         code.does[at].add("return")
     elif op == "call":
-        code.does[at].add(f"call {operands[0].partition('@')[0]}")
+        called = operands[0].partition("@")[0]
+        code.does[at].add(f"call {called}")
         for register in ("rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11"):
             registers.pop(register, None)
+        registers["rax"] = _OWN.get(called, UNKNOWN)
         return
     elif op == "lea":
         registers[operands[0]] = address(operands[1])
