@@ -159,6 +159,7 @@ def summary(name: str, view: Object) -> RenderableType:
         *_head(name, view, f"{figures.clock(view['seconds'])}, done"),
         *_receiving(view),
         *_results(view),
+        *_placement(view),
         _BLANK,
         ledger(view),
         *_consumers(view, CONSUMER_AFTERWARDS),
@@ -224,6 +225,34 @@ def _consumers(view: Object, columns: Sequence[Column]) -> Iterator[RenderableTy
     if view["consumers"]:
         yield _BLANK
         yield Fitted(columns, view["consumers"])
+
+
+def _placement(view: Object) -> Iterator[RenderableType]:
+    """Who ran where, the kernel's packets included, and what was seen not to be as it should."""
+    placement = view["placement"]
+    yield _BLANK
+    if placement["layout"] is not None:
+        roles = (
+            f"interrupts on CPU {placement['interrupt']}",
+            f"receiving on {placement['receive']}",
+            f"processing on {figures.cpu_list(placement['process'])}",
+        )
+        head = f"layout {placement['layout']} of {placement['device']}: "
+        yield Flow(Text(printable(head)), list(map(Text, roles)), ", ")
+    for head, key in (("packets handled", "packets"), ("interrupts", "interrupts")):
+        counts = [(row["cpu"], row[key]) for row in placement["cpus"] if row[key]]
+        if counts:
+            pieces = [Text(f"{figures.exact(count)} on CPU {cpu}") for cpu, count in counts]
+            yield Flow(Text(f"{head}: "), pieces, ", ")
+    for worker in (*view["receivers"], *view["consumers"]):
+        told = [
+            f"CPU {figures.cpu_list(worker['cpus'])}",
+            f"{figures.exact(worker['migrations'])} migrations",
+            f"switched out against its will {figures.exact(worker['involuntary'])} times",
+        ]
+        yield Flow(Text(f"{printable(worker['name'])}: "), list(map(Text, told)), ", ")
+    for words in placement["deviations"]:
+        yield Flow(Text(), [Text(word, "bold yellow") for word in printable(words).split()], " ")
 
 
 def reporting(view: Object) -> list[Object]:

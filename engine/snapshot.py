@@ -13,6 +13,7 @@ from engine.consumer import Consumer
 from engine.known_sender import KnownSender
 from engine.ledger import ERROR_NAMES, REFUSED, Shared, balance
 from engine.net.counters import Layers
+from engine.placement import Placement
 from engine.receiving import Receiving
 from engine.status import Status
 from engine.streaming import Streaming
@@ -47,7 +48,7 @@ class ReceiverPart:
         return {
             "name": self.name,
             "listen": self.listen,
-            "cpus": facts.get("cpus"),
+            **placed(self.receiving.spec.rx_cpu, facts),
             "gro": self.receiving.gro,
             "packets": int(c["received"]) - int(c["lost_in_flight"]) + full_packets,
             "bytes": int(c["bytes"]),
@@ -118,7 +119,7 @@ class ConsumerPart:
         return {
             "name": self.name,
             "handler": f"{spec.handler}{argument}",
-            "cpus": facts.get("cpus"),
+            **placed(spec.cpus, facts),
             # gate becomes skip by `demote`, in one ring after the other
             "policy": "skip" if any(reader.policy == "skip" for reader in readers) else spec.policy,
             "wait": spec.wait,
@@ -151,6 +152,12 @@ class ConsumerPart:
         except (Exception, SystemExit) as error:  # the user's own code: the others' results stand
             self.report_error = f"its report failed: {type(error).__name__}: {error}"
             return {"error": self.report_error}
+
+
+def placed(asked: tuple[int, ...] | None, facts: dict[str, Any]) -> dict[str, Any]:
+    """Where a worker was to run, where it may, and how often it was moved or made to wait."""
+    got = {key: facts.get(key) for key in ("cpus", "migrations", "involuntary")}
+    return {"cpus_asked": None if asked is None else sorted(asked), **got}
 
 
 def _groups(
@@ -197,6 +204,7 @@ def snapshot(
     *,
     sender: KnownSender | None,
     layers: Layers,
+    placement: Placement,
     previous: dict[str, Any] | None,
     clock_steps: int,
 ) -> dict[str, Any]:
@@ -239,5 +247,6 @@ def snapshot(
         "clock_steps": clock_steps,
         "sender": {"name": sender.name, "state": sender.state} if sender else None,
         "layers": layers.as_object(),
+        "placement": placement.as_object(layers.softnet),
         "ledger": ledger,
     }

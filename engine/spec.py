@@ -32,6 +32,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from engine.affinity import layouts
 from engine.affinity.topology import parse_cpu_list
 from engine.errors import Refused
 from engine.figures import format_size, parse_size
@@ -139,9 +140,12 @@ class ConsumerSpec(Struct, frozen=True, kw_only=True):
 
 
 class RunSpec(Struct, frozen=True, kw_only=True):
-    """duration, every: seconds. packets: end after so many. fifo: SCHED_FIFO priority of the workers."""
+    """duration, every: seconds. packets: end after so many. fifo: SCHED_FIFO priority of the workers.
+    layout: a name of `rxring pin layouts`, or a TOML file; of this device, if that does not name one."""
 
     name: str = ""
+    layout: str | None = None
+    device: str | None = None
     receivers: tuple[ReceiverSpec, ...] = ()
     ring: RingSpec = RingSpec()
     consumers: tuple[ConsumerSpec, ...] = ()
@@ -362,6 +366,8 @@ def _some_options() -> str:
 # The parsers of all keys; flags of the same names use them too.
 RUN: dict[str, Parser] = {
     "name": engine_name,
+    "layout": _text,
+    "device": _text,
     "timestamps": switch,
     "stamp": one_of("none", "rxring", "seed"),
     "sender": engine_name,
@@ -508,6 +514,10 @@ def _checked(spec: RunSpec) -> RunSpec:
     if len(receivers) > MAX_RECEIVERS:
         raise Refused(f"{len(receivers)} receivers: give at most {MAX_RECEIVERS}")
     _check_listens(spec.receivers)
+    if spec.device is not None and spec.layout is None:
+        raise Refused(f"--device {spec.device} is whose packets a layout is for: give --layout NAME, too")
+    if spec.layout in layouts.NAMES and spec.device is None:
+        raise Refused(f"--layout {spec.layout} is for the packets of a device: give --device DEV, too")
     if spec.json and spec.plain:
         raise Refused("--json and --plain exclude each other: give one of them")
     for receiver in spec.receivers:
@@ -534,9 +544,13 @@ def _receivers(spec: ReceiverSpec) -> list[ReceiverSpec]:
     """One for each process, with a CPU of its own where there are as many."""
     if spec.receivers == 1 and spec.steer == "cpu":
         raise Refused("steer=cpu chooses among receivers: give --receivers N, too")
-    cpus = spec.rx_cpu or ()
-    own = spec.receivers > 1 and len(cpus) == spec.receivers
-    return [replace(spec, member=k, rx_cpu=(cpus[k],) if own else spec.rx_cpu) for k in range(spec.receivers)]
+    count = spec.receivers
+    return [replace(spec, member=k, rx_cpu=own_cpus(spec.rx_cpu, k, count)) for k in range(count)]
+
+
+def own_cpus(cpus: tuple[int, ...] | None, member: int, members: int) -> tuple[int, ...] | None:
+    """Where one of several may run: with as many CPUs as members each gets its own, else all get all."""
+    return (cpus[member],) if cpus is not None and len(cpus) == members else cpus
 
 
 def _check_stream(receiver: ReceiverSpec, run: RunSpec) -> None:
@@ -625,7 +639,7 @@ def _named(consumers: Iterable[ConsumerSpec]) -> tuple[ConsumerSpec, ...]:
 
 
 def _members(spec: ConsumerSpec) -> list[ConsumerSpec]:
-    """One for each process. With as many CPUs as members each gets its own, else all get all of them."""
+    """One for each process."""
     if spec.demote is not None and spec.policy == "skip":
         raise Refused(f"{spec.name}: demote= is for policy=gate: a skipping consumer holds nobody up")
     if spec.split == 1 and spec.by == "flow":
@@ -636,12 +650,11 @@ def _members(spec: ConsumerSpec) -> list[ConsumerSpec]:
         raise Refused(f"{spec.handler} needs every packet, in order: leave out split={spec.split}")
     if spec.handler in IN_ORDER and spec.by != "flow":
         raise Refused(f"{spec.handler} needs all packets of a flow, in order: give by=flow")
-    cpus = spec.cpus or ()
     return [
         replace(
             spec,
             name=f"{spec.name.encode()[: NAME_BYTES - 3].decode(errors='ignore')}.{k}",
-            cpus=(cpus[k],) if len(cpus) == spec.split else spec.cpus,
+            cpus=own_cpus(spec.cpus, k, spec.split),
             member=k,
             group=spec.name,
         )

@@ -4,9 +4,10 @@ The supervisor compiles everything, owns the rings, the status segment and the s
 workers: a restart is a fork, takes milliseconds and compiles nothing, and a receiver's death leaves the
 socket, its queue and its drop count where they are. It stays single-threaded, or it could not fork.
 
-    check → compile → rings and sockets → fork consumers → fork receiver → bind → ready
+    check → compile → rings and sockets → apply the layout → fork consumers → fork receiver → bind → ready
     … interval, interval …
-    cut the sockets off → receivers drain, close the rings → consumers drain, leave → summary → remove
+    cut the sockets off → receivers drain, close the rings → consumers drain, leave → summary
+    → take the layout back → remove
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from engine.affinity import pinning, topology
-from engine.affinity.topology import format_cpu_list
+from engine.affinity import pinning
 from engine.consumer import Consumer
 from engine.errors import Failed, Refused
 from engine.figures import format_size
@@ -31,6 +31,7 @@ from engine.known_sender import KnownSender
 from engine.net.address import format_address
 from engine.net.clock import clock_offset_ns, clock_step_ns
 from engine.net.counters import Layers, devices_of
+from engine.placement import Placement
 from engine.receiving import Receiving
 from engine.report import Report, plain_data
 from engine.signals import END_SIGNALS
@@ -54,6 +55,7 @@ _SENDER_S = 0.5  # after the cut: how long a sender that still runs is waited fo
 _AT_ONCE_S = 2.0  # after a second signal: who is still not through then is ended without a summary
 _VISITORS = 8  # slots of each ring for readers that are no consumers of ours
 _DEATHS, _WITHIN_S = 5, 10.0  # so many deaths of a worker in so many seconds are a fault, no accident
+_PLACEMENT_S = 1.0  # how often it is looked whether masks and threads are as they were
 _LOOK_MS = 20  # how often the supervisor looks for the sender, and whether the end has come
 
 
@@ -97,6 +99,7 @@ class Supervisor:
         self.consumers: list[ConsumerPart] = []
         self.processes: list[Process] = []  # in the order of their records in the status segment
         self.status: Status | None = None
+        self.placement = Placement()
         self.sender = KnownSender(spec.sender) if spec.sender else None
         self._poll = select.poll()
         self._signals = 0
@@ -114,22 +117,24 @@ class Supervisor:
             self._compile()
             self._preparing = False
             self._create()
+            self.placement.apply(self.spec.name)
             self._start()
             try:
                 self._watch()
             finally:  # also when nobody reads our output any more
                 self._stop()
+            self._take_layout_back()
         return 1 if self._errors or any(consumer.report_error for consumer in self.consumers) else 0
 
     def _check(self) -> None:
         """Refuse early what would be refused late."""
+        self.placement = Placement.plan(self.spec)
+        self.spec = self.placement.place(self.spec)
         lists = [("--rx-cpu", r.rx_cpu) for r in self.spec.receivers]
         lists += [(f"--consumer {c.name}", c.cpus) for c in self.spec.consumers]
         for what, cpus in lists:
-            if cpus is not None:
-                reason = pinning.obstacle(cpus, topology.present(), topology.online(), topology.allowed())
-                if reason:
-                    raise Refused(f"{what}: {reason}")
+            if cpus is not None and (reason := pinning.refusal(cpus)):
+                raise Refused(f"{what}: {reason}")
         for part in self.spec.receivers:
             if part.member == 0:  # the others share its port
                 _KINDS[part.listen.scheme].probe(part.listen)
@@ -203,6 +208,7 @@ class Supervisor:
                 self._look(1.0)
         self._started = True
         self._layers = Layers()
+        self.placement.begin()
         self._bind()
         self._layers.devices = self._devices()
         self._began = time.monotonic()
@@ -233,17 +239,20 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Until the run is over: look after the workers, and report."""
-        next_report = self._began + self.spec.every
+        next_look, next_report = self._began, self._began + self.spec.every
         end = self._began + self.spec.duration if self.spec.duration is not None else float("inf")
         while not self._signals and not self._errors and not self._finished():
             now = time.monotonic()
             if now >= end:
                 break
+            if now >= next_look:
+                self._look_at_placement()
+                next_look = now + _PLACEMENT_S
             if now >= next_report:
                 self._interval()
                 next_report += self.spec.every * max(1, int((now - next_report) / self.spec.every))
                 continue
-            self._look(min(end, next_report) - now)
+            self._look(min(end, next_look, next_report) - now)
             self._look_at_clock()
             for part in self.receivers:
                 part.receiving.dropped()  # however rare reports are: the kernel's count wraps
@@ -255,6 +264,7 @@ class Supervisor:
         # Before the cut: what its filter drops is a UDP error of the namespace, too.
         with contextlib.suppress(OSError):  # a count that can't be read must not cost the rest
             self._layers.update()
+            self.placement.look()
         for part in self.receivers:
             part.dropped_at_cut = part.receiving.dropped()
             part.receiving.cut(self._poll)
@@ -273,6 +283,7 @@ class Supervisor:
                 part.discarded_ring_full = left
         self._await_end(self.processes[len(self.receivers) :])
         self._await_sender()
+        self._weigh_placement()
         self.report.summary(self._snapshot("summary"))
 
     # ── processes ────────────────────────────────────────────────────────────────────────────────────
@@ -497,6 +508,7 @@ class Supervisor:
             self.status,
             sender=self.sender,
             layers=self._layers,
+            placement=self.placement,
             previous=None if summary else self._previous,
             clock_steps=self._clock_steps,
         )
@@ -512,7 +524,6 @@ class Supervisor:
 
     def _interval(self) -> None:
         assert self.status is not None
-        self._note_strayed()
         self._layers.update()
         self._previous = self._snapshot("interval")
         self._tell("ready", self._previous)
@@ -527,16 +538,28 @@ class Supervisor:
                 f"the clock was set by {step_ns / 1e9:+.6f} s: times before and after it do not compare"
             )
 
-    def _note_strayed(self) -> None:
-        """Who pinned us is not the only one who may set an affinity."""
+    def _look_at_placement(self) -> None:
         assert self.status is not None
+        self.placement.look()
         for process in self.processes:
-            wanted, cpus = process.worker.cpus, self.status.read(process.worker.index)[0].get("cpus")
-            if wanted is not None and cpus and set(cpus) != set(wanted):
-                self._note_once(
-                    f"{process.worker.name} was pinned to CPU {format_cpu_list(wanted)} and may now run on "
-                    f"{format_cpu_list(cpus)}: look for what else sets its affinity"
-                )
+            cpus = self.status.read(process.worker.index)[0].get("cpus")
+            self.placement.look_at(process.worker.name, process.worker.cpus, cpus)
+        for words in self.placement.deviations:
+            self._note_once(words)
+
+    def _weigh_placement(self) -> None:
+        """At the end: of packets, for those of a stream softnet does not count as we do."""
+        if all(part.receiving.spec.listen.scheme == "udp" for part in self.receivers):
+            frames = sum(int(part.ring.counters["frames"]) for part in self.receivers)
+            self.placement.weigh(frames, self._layers.softnet)
+        self._look_at_placement()
+
+    def _take_layout_back(self) -> None:
+        try:
+            for words in self.placement.restore():
+                self.report.note(words)
+        except Failed as error:
+            self._fail(str(error))
 
     def _tell(self, state: str, view: dict[str, Any]) -> None:
         """The last view, for whoever looks from outside; what does not fit a record is left out, by parts."""
@@ -596,11 +619,13 @@ class Supervisor:
             self.status.close()
         if self.sender is not None:
             self.sender.close()
+        self._take_layout_back()
 
 
 def _smaller(view: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Without a row for each device and CPU; then without results, too."""
     if "layers" in view:
         view = view | {"layers": view["layers"] | {"nic": {}, "softnet": []}}
+        view |= {"placement": view["placement"] | {"cpus": []}}
         yield view
     yield view | {"consumers": [c | {"result": None} for c in view["consumers"]]}

@@ -36,6 +36,7 @@ class Worker:
     fifo: int | None
     mlock: bool
     ready_fd: int = -1
+    _switches: tuple[int | None, int] = (None, 0)  # what to add to what the kernel counts of this process
     _lock_view: Segment | None = None
 
     def begin(self) -> None:
@@ -55,6 +56,15 @@ class Worker:
             pinning.set_fifo(os.getpid(), self.fifo)
         if self.mlock:
             pinning.lock_memory()
+        self._count_switches()
+
+    def _count_switches(self) -> None:
+        """From now on, and on from where a process died whose work this one takes up."""
+        before, (migrations, involuntary) = self.status.read(self.index)[0], pinning.switches(os.getpid())
+        self._switches = (
+            None if migrations is None else (before.get("migrations") or 0) - migrations,
+            before.get("involuntary", 0) - involuntary,
+        )
 
     def ready(self, facts: dict[str, Any], state: bytes | memoryview = b"") -> None:
         self.publish(facts, state)
@@ -63,10 +73,14 @@ class Worker:
     def publish(self, facts: dict[str, Any], state: bytes | memoryview = b"") -> None:
         """Tell the outside. Where our threads may run is read back each time, not remembered."""
         threads = pinning.verify(os.getpid())
+        migrations, involuntary = pinning.switches(os.getpid())
+        offset, more = self._switches
         common = {
             "pid": os.getpid(),
             "cpus": sorted({cpu for thread in threads for cpu in thread.cpus}),
             "last_cpu": threads[0].last_cpu if threads else None,
+            "migrations": None if migrations is None or offset is None else migrations + offset,
+            "involuntary": involuntary + more,
         }
         self.status.publish(self.index, common | facts, state)
 

@@ -135,6 +135,14 @@ def rxring(context: click.Context) -> int:
 @flag(
     "--sender", "NAME", spec.RUN["sender"], "Of a local `rxring send`: the ledger then knows what was sent."
 )
+@flag(
+    "--layout",
+    "NAME|FILE.toml",
+    spec.RUN["layout"],
+    "Bring --device to this layout of `rxring pin layouts`, receive and process on its CPUs; "
+    "at the end all is put back.",
+)
+@flag("--device", "DEV", spec.RUN["device"], "Whose packets the layout is for.")
 @fifo()
 @mark("--mlock", "Keep the workers' memory in RAM.")
 @flag("--duration", "S", spec.RUN["duration"], "End after so many seconds (until a signal).")

@@ -21,7 +21,6 @@ import msgspec
 from engine.affinity import checks, devices, interrupts, journal, launch, layouts, load, steering, topology
 from engine.affinity.checks import Check
 from engine.affinity.devices import Device
-from engine.affinity.layouts import Layout
 from engine.affinity.topology import ROOT, Topology
 from engine.errors import Failed, Refused
 from engine.signals import END_SIGNALS
@@ -141,10 +140,11 @@ def _possible(name: str, machine: Topology, device: Device | None) -> Object:
 @click.pass_obj
 def apply(root: Path, layout: str, device: str | None, dry_run: bool | None, json: bool | None) -> int:
     """Bring a device's interrupts, RPS and XPS to a layout, all or none; `restore` takes it back."""
-    chosen, target = _choose(layout, device, root)
+    chosen, target = layouts.choose(layout, device, root)
     writes = layouts.writes(chosen, target, root)
     refusals = layouts.obstacles(chosen, target, topology.read(root), root)
-    view: Object = {**chosen.as_object(), "device": target.name, "interrupt_by": layouts.made_by(target)}
+    refusals += filter(None, [journal.obstacle(writes, root)])
+    view = layouts.about(chosen, target)
     if refusals and not dry_run:
         raise Refused("; ".join(refusals))
     if dry_run:
@@ -161,20 +161,6 @@ def apply(root: Path, layout: str, device: str | None, dry_run: bool | None, jso
 
         pin_tables.applied(view, chosen.note)
     return 2 if refusals else 0
-
-
-def _choose(layout: str, device: str | None, root: Path) -> tuple[Layout, Device]:
-    """By name, near the device; or from a file, which may name the device."""
-    if layout in layouts.NAMES:
-        if device is None:
-            raise Refused(f"--device is missing: choose from {', '.join(devices.names(root))}")
-        target = devices.read(device, root)
-        return layouts.find(layout, topology.read(root), target), target
-    chosen, named = layouts.read_file(Path(layout))
-    device = device or named
-    if device is None:
-        raise Refused(f"{layout} names no device: write device = 'DEV', or give --device DEV")
-    return chosen, devices.read(device, root)
 
 
 @pin.command()

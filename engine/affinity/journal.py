@@ -24,6 +24,7 @@ from engine.errors import Failed, Refused
 
 _FOLDER = "run/rxring/pin"
 _TRIES, _PAUSE_S = 50, 0.01  # EBUSY, EAGAIN: an interrupt is just being moved
+_PATIENCE_S = 2.0  # for somebody else who applies or restores; it takes him milliseconds
 _REASONS = {
     errno.EIO: "the kernel keeps this interrupt where it is (managed): choose the layout after it",
     errno.ENOSPC: "that CPU has no interrupt vector left: choose another",
@@ -50,8 +51,31 @@ class Change:
     new: str
 
 
+class Owner(msgspec.Struct, frozen=True):
+    """An engine that applied a layout for as long as it runs. started: its process, in ticks since boot."""
+
+    engine: str
+    pid: int
+    started: int
+
+    @classmethod
+    def this(cls, engine: str) -> Owner:
+        return cls(engine, os.getpid(), _started(os.getpid(), ROOT) or 0)
+
+    def lives(self, root: Path = ROOT) -> bool:
+        return _started(self.pid, root) == self.started
+
+
+def _started(pid: int, root: Path) -> int | None:
+    """When the process began, by which it is told from a later one of its number; None if it has ended."""
+    stat = read_text(root / f"proc/{pid}/stat") or ""
+    fields = stat[stat.rfind(")") + 1 :].split()  # from the third of proc(5) on
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
+
+
 class Journal(msgspec.Struct):
-    """about: what its maker wants to know again. complete: all is written, nothing is taken back yet."""
+    """about: what its maker wants to know again. complete: all is written, nothing is taken back yet.
+    owner: None if it is to stay until somebody restores it."""
 
     number: int
     boot: str
@@ -59,6 +83,13 @@ class Journal(msgspec.Struct):
     changes: list[Change]
     about: dict[str, Any]
     complete: bool = False
+    owner: Owner | None = None
+
+    @property
+    def whose(self) -> str:
+        assert self.owner is not None
+        what = f"layout {self.about.get('layout')} on {self.about.get('device')}"
+        return f"engine {self.owner.engine} (process {self.owner.pid}), which applied {what},"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +181,21 @@ def _locked(root: Path) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Refused("another `rxring pin` is applying or restoring: wait for it") from None
+        until = time.monotonic() + _PATIENCE_S
+        while not _try_lock(fd):
+            if time.monotonic() >= until:
+                raise Refused("another `rxring pin` is applying or restoring: wait for it")
+            time.sleep(_PAUSE_S)
         yield folder
     finally:
         os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _save(folder: Path, journal: Journal) -> None:
@@ -199,13 +238,31 @@ def plan(writes: Sequence[Write]) -> list[Change]:
         ) from None
 
 
-def apply(writes: Sequence[Write], about: dict[str, Any], root: Path = ROOT) -> Journal:
-    """Write all; the journal. Refused, and everything as it was, where the kernel does not take one."""
+def obstacle(writes: Sequence[Write], root: Path = ROOT) -> str:
+    """Which engine stands in the way of these writes: one that holds a file of theirs, or one that died and
+    left its layout behind; "" if none does. Refused if a journal is of another boot."""
+    paths = {str(write.path) for write in writes}
+    for made in journals(root):
+        if made.owner is None:
+            continue
+        if not made.owner.lives(root):
+            return f"{made.whose} is dead: bring back what was there: rxring pin restore"
+        if paths & {change.path for change in made.changes}:
+            return f"{made.whose} still runs: end it first, or choose another device"
+    return ""
+
+
+def apply(
+    writes: Sequence[Write], about: dict[str, Any], root: Path = ROOT, owner: Owner | None = None
+) -> Journal:
+    """Write all; the journal. Refused, and everything as it was, where the kernel does not take one, or an
+    engine stands in the way."""
     need_root("applying a layout", root)
     with _locked(root) as folder:
-        journals(root)  # refuses those of another boot
+        if reason := obstacle(writes, root):
+            raise Refused(reason)
         number = max((int(path.stem) for path in folder.glob("*.json")), default=0) + 1
-        journal = Journal(number, boot_id(root), namespace(root), plan(writes), about)
+        journal = Journal(number, boot_id(root), namespace(root), plan(writes), about, owner=owner)
         _save(folder, journal)
         done: list[Change] = []
         try:
@@ -239,14 +296,21 @@ def _take_back(folder: Path, journal: Journal, done: Sequence[Change]) -> None:
     _remove(folder, journal)
 
 
-def restore(root: Path = ROOT) -> list[Restored]:
-    """Everything back to what was, newest first. Failed, after all else is done, where a file refuses."""
+def restore(root: Path = ROOT, owner: Owner | None = None) -> list[Restored]:
+    """Everything back to what was, newest first. Failed, after all else is done, where a file refuses.
+
+    owner: only what it applied. Refused without one while an engine runs with what it applied.
+    """
     if not journals(root) and not list((root / _FOLDER).glob("*.new")):
         return []
     need_root("restoring", root)
     done, refused = [], []
     with _locked(root) as folder:
-        for journal in reversed(journals(root)):
+        wanted = [made for made in journals(root) if owner in (None, made.owner)]
+        for journal in wanted:
+            if owner is None and journal.owner is not None and journal.owner.lives(root):
+                raise Refused(f"{journal.whose} still runs: end it, then it takes its layout back itself")
+        for journal in reversed(wanted):
             whole, complete = True, journal.complete
             journal.complete = False  # from here on: what is back already, we may have brought back
             _save(folder, journal)

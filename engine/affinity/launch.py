@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import select
 import signal
 import subprocess
@@ -187,11 +186,5 @@ def _read(threads: dict[int, Thread], pid: int, tid: int) -> Thread | None:
     thread.name = stat[stat.index("(") + 1 : stat.rindex(")")]
     thread.cpus.add(int(stat[stat.rindex(")") + 1 :].split()[36]))  # field 39 of proc(5)
     thread.allowed = parse_mask(status)
-    thread.involuntary = _number(r"^nonvoluntary_ctxt_switches:\s*(\d+)", status) or 0
-    thread.migrations = _number(r"^se\.nr_migrations\s*:\s*(\d+)", sched or "")
+    thread.migrations, thread.involuntary = pinning.parse_switches(status, sched or "")
     return thread
-
-
-def _number(pattern: str, text: str) -> int | None:
-    match = re.search(pattern, text, re.MULTILINE)
-    return int(match[1]) if match else None

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.affinity import interrupts, pinning, steering
+from engine.affinity import devices, interrupts, pinning, steering, topology
 from engine.affinity.devices import Device
 from engine.affinity.journal import Write
 from engine.affinity.topology import (
@@ -159,12 +159,31 @@ def read_file(path: Path) -> tuple[Layout, str | None]:
     return Layout(path.stem, interrupt[0], receive[0], process, send), found.device
 
 
+def choose(layout: str, device: str | None, root: Path = ROOT) -> tuple[Layout, Device]:
+    """By name, near the device; or from a TOML file, which may name the device. Refused if there is none."""
+    if layout in NAMES:
+        if device is None:
+            raise Refused(f"--device is missing: choose from {', '.join(devices.names(root))}")
+        target = devices.read(device, root)
+        return find(layout, topology.read(root), target), target
+    chosen, named = read_file(Path(layout))
+    device = device or named
+    if device is None:
+        raise Refused(f"{layout} names no device: write device = 'DEV', or give --device DEV")
+    return chosen, devices.read(device, root)
+
+
 # ── what it takes ────────────────────────────────────────────────────────────────────────────────────
 
 
 def made_by(device: Device) -> str:
     """How its interrupt core is made: "irq", or "rps" for want of interrupts."""
     return "irq" if device.irqs else "rps"
+
+
+def about(layout: Layout, device: Device) -> dict[str, object]:
+    """What is to be known of it once it is applied."""
+    return {**layout.as_object(), "device": device.name, "interrupt_by": made_by(device)}
 
 
 def writes(layout: Layout, device: Device, root: Path = ROOT) -> list[Write]:
@@ -195,7 +214,8 @@ def _around(cpus: Sequence[int], count: int) -> list[int]:
 
 def obstacles(layout: Layout, device: Device, machine: Topology, root: Path = ROOT) -> list[str]:
     """Why the machine will refuse it, as far as that can be foreseen; each says what to do."""
-    found = [pinning.obstacle(layout.cpus, machine.present, machine.online, machine.allowed)]
+    cpuset = topology.cpuset(root) if root == ROOT else ()
+    found = [pinning.obstacle(layout.cpus, machine.present, machine.online, machine.allowed, cpuset)]
     name, cpu = device.name, layout.interrupt
     if made_by(device) == "rps":
         if any(queue.rps is None for queue in device.rx):

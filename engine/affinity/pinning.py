@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import resource
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.affinity import topology
-from engine.affinity.topology import format_cpu_list
+from engine.affinity.topology import format_cpu_list, read_text
 from engine.errors import Refused
 
 _LOOKS = 100  # a process that bears unpinned threads faster than we look is given up
@@ -49,6 +50,25 @@ def verify(pid: int) -> list[Thread]:
     return [thread for tid in _thread_ids(pid) if (thread := _read_thread(pid, tid)) is not None]
 
 
+def switches(pid: int) -> tuple[int | None, int]:
+    """(migrations, involuntary) of all its threads that live, since each was born: how often they went from
+    CPU to CPU, None on a kernel that does not count it; how often they were switched out while they wanted to
+    run on."""
+    counts = []
+    for tid in _thread_ids(pid):
+        status, sched = (read_text(Path(f"/proc/{pid}/task/{tid}/{name}")) for name in ("status", "sched"))
+        counts.append(parse_switches(status or "", sched or ""))
+    migrations = [count for count, _ in counts if count is not None]
+    return sum(migrations) if migrations else None, sum(count for _, count in counts)
+
+
+def parse_switches(status: str, sched: str) -> tuple[int | None, int]:
+    """The same of one thread, from the text of its files in /proc; sched is "" where the kernel has none."""
+    migrations = re.search(r"^se\.nr_migrations\s*:\s*(\d+)", sched, re.MULTILINE)
+    involuntary = re.search(r"^nonvoluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)
+    return int(migrations[1]) if migrations else None, int(involuntary[1]) if involuntary else 0
+
+
 def is_stopped(pid: int) -> bool:
     """Is the process stopped by a signal (or a debugger), and will not move by itself?"""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -69,8 +89,7 @@ def pin(pid: int, cpus: Collection[int]) -> list[Thread]:
     Refused, with the reason, where the machine does not allow it: then nothing is changed.
     The process must live in the cpuset of the caller, as its children do.
     """
-    reason = obstacle(cpus, topology.present(), topology.online(), topology.allowed())
-    if reason:
+    if reason := refusal(cpus):
         raise Refused(reason)
     wanted = set(cpus)
     for _ in range(_LOOKS):
@@ -88,10 +107,22 @@ def pin(pid: int, cpus: Collection[int]) -> list[Thread]:
     )
 
 
+def refusal(cpus: Collection[int]) -> str:
+    """Why this process cannot be pinned to these CPUs of this machine; "" if it can."""
+    return obstacle(cpus, topology.present(), topology.online(), topology.allowed(), topology.cpuset())
+
+
 def obstacle(
-    wanted: Collection[int], present: Collection[int], online: Collection[int], allowed: Collection[int]
+    wanted: Collection[int],
+    present: Collection[int],
+    online: Collection[int],
+    allowed: Collection[int],
+    cpuset: Collection[int] = (),
 ) -> str:
-    """Why a process that is allowed these CPUs cannot be pinned to the wanted ones; "" if it can."""
+    """Why a process that is allowed these CPUs cannot be pinned to the wanted ones; "" if it can.
+
+    cpuset: where it is wider than what is allowed.
+    """
     missing = sorted(set(wanted) - set(allowed))
     if wanted and not missing:
         return ""
@@ -101,7 +132,8 @@ def obstacle(
     kinds = (
         ("does not exist", [cpu for cpu in missing if cpu not in present]),
         ("is offline", [cpu for cpu in missing if cpu in present and cpu not in online]),
-        ("is outside the cpuset of this process", [cpu for cpu in missing if cpu in online]),
+        ("is outside the cpuset of this process", [c for c in missing if c in online and c not in cpuset]),
+        ("is none that this process was started on (taskset)", [cpu for cpu in missing if cpu in cpuset]),
     )
     reasons = [f"CPU {format_cpu_list(cpus)} {what}" for what, cpus in kinds if cpus]
     return f"cannot pin: {', '.join(reasons)}: {choice}"

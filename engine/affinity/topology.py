@@ -1,8 +1,9 @@
 """Which CPUs there are, how they are related, and which of them this process may use.
 
 present   built into the machine          online   running now
-allowed   online and within the cpuset of this process: what it can be pinned to
-mask      what a thread is pinned to now, always a part of allowed
+cpuset    online and within the cpuset of this process: what the kernel would let it be pinned to
+allowed   those of them that it was started on (by taskset, or a service): what it may be pinned to
+mask      what a thread is pinned to now
 isolated  kept free of what nobody pins there (isolcpus=)
 
 Parsers are apart from reading, and what is read is below a root: / or a captured tree.
@@ -22,6 +23,7 @@ ROOT = Path("/")
 _SYSTEM = "sys/devices/system/cpu"
 _ITEM = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _MASK = re.compile(r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8})*")
+_STARTED_ON = os.sched_getaffinity(0)  # before this process has pinned anything of itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,13 @@ def mask() -> tuple[int, ...]:
 
 
 def allowed(root: Path = ROOT) -> tuple[int, ...]:
+    """What this process may be pinned to: who started it on some CPUs did not mean the others."""
+    within = cpuset(root)
+    started_on = set(within if root != ROOT else _STARTED_ON)
+    return tuple(cpu for cpu in within if cpu in started_on) or within  # none: its cpuset was changed
+
+
+def cpuset(root: Path = ROOT) -> tuple[int, ...]:
     """What the calling thread could be pinned to: the CPUs online within its cpuset.
 
     Files of cgroups say it in too many ways, so the kernel is asked: it cuts a mask of all CPUs down to

@@ -31,6 +31,9 @@ def receiver(**changes: Any) -> View:
         "name": "rx0",
         "listen": "udp://127.0.0.1:5000",
         "cpus": [0],
+        "cpus_asked": [0],
+        "migrations": 0,
+        "involuntary": 12,
         "packets": 2_400_000,
         "bytes": 240_000_000,
         "frames": 2_400_000,
@@ -78,6 +81,9 @@ def consumer(name: str, result: View | None, **changes: Any) -> View:
         "name": name,
         "handler": name,
         "cpus": [1],
+        "cpus_asked": [1],
+        "migrations": 0,
+        "involuntary": 3,
         "policy": "gate",
         "wait": "block",
         "delivered": 2_399_988,
@@ -149,6 +155,15 @@ def ledger(consumers: list[View], **changes: Any) -> View:
     }
 
 
+def placement(**changes: Any) -> View:
+    roles = dict.fromkeys(("layout", "device", "interrupt_by", "interrupt", "receive", "process"))
+    cpus = [
+        {"cpu": 0, "packets": 12, "interrupts": None},
+        {"cpu": 1, "packets": 2_400_120, "interrupts": None},
+    ]
+    return {**roles, "cpus": cpus, "on_interrupt_cpu": None, "deviations": [], **changes}
+
+
 def layers(nic: View | None = None, cpu1: View | None = None) -> View:
     """nic: what is not 0, by device."""
     device = ("packets", "errors", "dropped", "missed_errors", "crc_errors", "fifo_errors")
@@ -198,6 +213,7 @@ def calm(kind: str = "summary", seconds: float = 12.0) -> View:
         "groups": [],
         "sender": {"name": "source", "state": "done"},
         "layers": layers(),
+        "placement": placement(),
         "ledger": ledger(consumers),
     }
 
@@ -257,6 +273,15 @@ def troubled(kind: str = "summary", seconds: float = 86_512.0) -> View:
         "consumers": consumers,
         "groups": [],
         "sender": {"name": "source", "state": "done"},
+        "placement": placement(
+            layout="split",
+            device="eth0",
+            interrupt_by="irq",
+            interrupt=1,
+            receive=0,
+            process=[1],
+            deviations=["/proc/irq/38/smp_affinity_list: 0-1, not 1 as layout split has it: look for …"],
+        ),
         "layers": layers({"eth0": {"rx_missed_errors": 3}}, {"dropped": 7, "time_squeeze": 12}),
         "ledger": ledger(
             consumers,

@@ -77,12 +77,17 @@ LEDGER: dict[str, Any] = {
     "exact": bool,
 }
 # What is there beyond the contract; whoever adds to it adds it here.
-MORE_OF_RECEIVER = {"published", "cpu_ns", "bytes_per_second", "gro", "after_stop_frames"}
+PLACED = {"cpus_asked", "migrations", "involuntary"}
+PLACEMENT = {
+    *("layout", "device", "interrupt_by", "interrupt", "receive", "process"),
+    *("cpus", "on_interrupt_cpu", "deviations"),
+}
+MORE_OF_RECEIVER = PLACED | {"published", "cpu_ns", "bytes_per_second", "gro", "after_stop_frames"}
 MORE_OF_RING = {
     *("number", "slowest", "lag_frames", "lag_bytes", "used", "peak"),
     *("capacity_frames", "arena_bytes", "stride"),
 }
-MORE_OF_CONSUMER = {"joined", "result_at"}
+MORE_OF_CONSUMER = PLACED | {"joined", "result_at"}
 MORE_OF_LEDGER = {"after_stop", "after_stop_frames", "of_others", "adds_up"}
 
 
@@ -95,8 +100,9 @@ def has_fields(found: dict[str, Any], fields: dict[str, Any], more: set[str]) ->
 def has_contract_fields(view: dict[str, Any]) -> None:
     assert set(view) == {
         *("type", "seconds", "receivers", "rings", "consumers", "groups", "sender", "layers", "ledger"),
-        "clock_steps",
+        *("clock_steps", "placement"),
     }
+    assert set(view["placement"]) == PLACEMENT
     for receiver in view["receivers"]:
         has_fields(receiver, RECEIVER, MORE_OF_RECEIVER)
         assert set(receiver["rcvbuf"]) == {"asked", "granted"}

@@ -35,7 +35,6 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str, code: int = 2) -> st
         (["rum"], "no such command 'rum'"),
         (["--quiet"], "unknown flag --quiet: see `rxring --help`"),
         (["run", "--bach", "3"], "unknown flag --bach: did you mean --batch?"),
-        (["run", "--layout", "split"], "unknown flag --layout"),
         (["run", "--metrics", "a:1"], "unknown flag --metrics"),
         (["run", "-x"], "unknown flag -x: see `rxring run --help`"),
         (["run", "--batch"], "--batch has no value: write one after it"),

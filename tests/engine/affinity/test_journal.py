@@ -13,7 +13,7 @@ from forked import Child
 from namespace_of_its_own import QUEUES, enter, masks, needs_root
 
 from engine.affinity import devices, journal, layouts, steering, topology
-from engine.affinity.journal import Journal, Write
+from engine.affinity.journal import Journal, Owner, Write
 from engine.affinity.layouts import Layout
 from engine.affinity.topology import format_hex_mask
 from engine.errors import Failed, Refused
@@ -108,7 +108,8 @@ def test_another_namespaces_journal_is_left_alone(tmp_path: Path) -> None:
     assert journal.apply(writes, {}, tmp_path).number == 2
 
 
-def test_two_at_once_are_refused(tmp_path: Path) -> None:
+def test_two_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_PATIENCE_S", 0.0)
     writes = three(tmp_path)
     journal.apply(writes, {}, tmp_path)
     with open(tmp_path / "run/rxring/pin/lock") as lock:
@@ -174,6 +175,43 @@ def test_an_ordinary_user_is_told_before_anything_is_written(fork: Callable[...,
             journal.apply([Write(steering.rps_path("lo", 0), "0")], {})
 
     assert fork(try_it).wait() == 0
+
+
+# ── what engines apply for as long as they run ───────────────────────────────────────────────────────
+
+
+def an_engine(tmp_path: Path, state: str = "S") -> Owner:
+    """Of process 77, as the tree has it."""
+    after = " ".join([state, *map(str, range(4, 22)), "500"])
+    trees.Tree(tmp_path).write("proc/77/stat", f"77 (rx) ring) {after} 0 0")
+    return Owner("quotes", 77, 500)
+
+
+def test_what_a_living_engine_applied_is_left_alone(tmp_path: Path) -> None:
+    writes, owner = three(tmp_path), an_engine(tmp_path)
+    about = {"layout": "split", "device": "d0"}
+    journal.apply(writes[:1], about, tmp_path, owner)
+    for act in (lambda: journal.apply(writes, about, tmp_path), lambda: journal.restore(tmp_path)):
+        with pytest.raises(
+            Refused,
+            match=r"^engine quotes \(process 77\), which applied layout split on d0, still runs: end it",
+        ):
+            act()
+    journal.apply(writes[1:], about, tmp_path)  # other files
+    assert [file.path for file in journal.restore(tmp_path, owner)] == [str(writes[0].path)]
+    assert texts(writes) == ["00000000", "f", "f"]
+
+
+@pytest.mark.parametrize(("state", "started"), [("Z", 500), ("S", 501)])
+def test_what_a_dead_engine_applied_is_to_be_restored(tmp_path: Path, state: str, started: int) -> None:
+    """A zombie is dead; so is who had the number before another process got it."""
+    writes, owner = three(tmp_path), an_engine(tmp_path, state)
+    owner = Owner(owner.engine, owner.pid, started)
+    journal.apply(writes[:1], {}, tmp_path, owner)
+    with pytest.raises(Refused, match=r"is dead: bring back what was there: rxring pin restore$"):
+        journal.apply(writes[1:], {}, tmp_path)
+    assert len(journal.restore(tmp_path)) == 1
+    assert texts(writes) == ["00000000", "00000001", "00000002"]
 
 
 # ── files of the kernel, in a namespace of their own ─────────────────────────────────────────────────

@@ -159,5 +159,40 @@ def test_the_reason_is_said(wanted: list[int], said: str) -> None:
     assert said in pinning.obstacle(wanted, range(8), [0, 1, 2, 4, 5, 6, 7], [2, 4])
 
 
+def test_whether_it_is_the_cpuset_or_how_it_was_started() -> None:
+    said = pinning.obstacle([0, 4, 6], range(8), range(8), [2], cpuset=[2, 4])
+    assert "CPU 0,6 is outside the cpuset" in said
+    assert "CPU 4 is none that this process was started on (taskset): choose from 2" in said
+
+
+def test_switches_are_counted() -> None:
+    """Of a process of two threads: one moves itself from CPU to CPU, both spin for one of them."""
+    cpus = topology.allowed()
+    if len(cpus) < 2:
+        pytest.skip("needs two CPUs")
+
+    def move() -> None:
+        for i in range(10):
+            os.sched_setaffinity(0, {cpus[i % 2]})
+
+    migrations, involuntary = pinning.switches(os.getpid())
+    thread = threading.Thread(target=lambda: (move(), done.set(), end.wait()))
+    done, end = threading.Event(), threading.Event()
+    thread.start()
+    done.wait()
+    after = pinning.switches(os.getpid())
+    end.set()
+    thread.join()
+    assert migrations is None or after[0] is not None
+    if migrations is not None and after[0] is not None:
+        assert after[0] >= migrations + 9
+    assert after[1] >= involuntary
+    assert pinning.parse_switches("a\nnonvoluntary_ctxt_switches:\t7\n", "se.nr_migrations   :  3\n") == (
+        3,
+        7,
+    )
+    assert pinning.parse_switches("", "") == (None, 0)
+
+
 def test_nothing_stands_in_the_way_of_allowed_cpus() -> None:
     assert pinning.obstacle([4, 2], range(8), range(8), [2, 4]) == ""
