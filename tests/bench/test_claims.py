@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from bench.place import Place, Side
 from bench.runner import EXPERIMENTS, Setting
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two CPUs are needed")
@@ -14,7 +15,9 @@ pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two CP
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_claims_are_of_cases(name: str, quick: bool) -> None:
     experiment = importlib.import_module(f"bench.{name}")
-    names = [case.name for case in experiment.cases(Setting(quick))]
+    nowhere = Side("none", "192.0.2.1")  # cases are made, not run
+    places = tuple(Place(place, nowhere, nowhere) for place in getattr(experiment, "PLACES", ()))
+    names = [case.name for case in experiment.cases(Setting(quick, places))]
     assert len(set(names)) == len(names)
     assert {claim.case for claim in experiment.CLAIMS} <= set(names)
     assert {claim.against for claim in experiment.CLAIMS} <= {None, *names}
