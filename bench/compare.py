@@ -8,13 +8,13 @@ from typing import Any
 
 from bench.machine import changes
 from bench.report import number, shown, span
-from bench.section import Section, Table
+from bench.section import Alarm, Section, Table
 from bench.spread import overlap
 from engine.errors import Refused
 
 MOST = 0.9  # of the cases, that are to agree
 _OF_THE_RUNS = ("seed", "ci", "noise")  # of the configuration: not the machine's
-_COLUMNS = ("case", "unit", "A", "interval of A", "B", "interval of B", "B / A", "told apart", "within")
+_COLUMNS = ("case", "A", "interval", "B", "interval", "B / A", "is")
 
 
 def compare(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
@@ -74,31 +74,31 @@ def sections(found: dict[str, Any], a: str, b: str) -> Iterator[Section]:
     differences = tuple((one["key"], shown(one["before"]), shown(one["after"])) for one in found["config"])
     table = Table(("configuration", "A", "B"), differences) if differences else None
     same = () if differences else ("The configurations are the same.",)
-    yield Section("What differed", (f"A: {a}", f"B: {b}", *same), table)
-    missing = f"Not in both: {', '.join(found['missing'])}." if found["missing"] else ""
-    if not found["cases"]:
-        yield Section("Cases", ("No case was run in both.", *filter(None, [missing])))
-        return
-    rows = tuple(map(_row, found["cases"]))
-    within = sum(case["within"] for case in found["cases"])
-    would_hold = f"± {100 * found['would_hold']:.1f} %"
-    summary = (
-        f"{within} of {len(rows)} medians ({100 * found['alike']:.0f} %) lie within each other's intervals.",
-        f"{would_hold} around a median would hold the other in {100 * MOST:.0f} % of all.",
-    )
-    yield Section("Cases", (*filter(None, [missing]),), Table(_COLUMNS, rows))
-    yield Section("Do they agree?", summary)
+    missing = (f"Not in both: {', '.join(found['missing'])}.",) if found["missing"] else ()
+    yield Section("What differed", (f"A: {a}", f"B: {b}", *same, *missing), table)
+    for unit in dict.fromkeys(case["unit"] for case in found["cases"]):
+        rows = tuple(_row(case) for case in found["cases"] if case["unit"] == unit)
+        yield Section(f"Cases, {unit}", table=Table(_COLUMNS, rows))
+    if found["cases"]:
+        within, would_hold = sum(case["within"] for case in found["cases"]), number(100 * found["would_hold"])
+        yield Section(
+            "Do they agree?",
+            (
+                "Same: each median lies within the other's interval. Near: the intervals overlap.",
+                f"{within} of {len(found['cases'])} cases are the same: {100 * found['alike']:.0f} %.",
+                f"± {would_hold} % around a median would hold the other in {100 * MOST:.0f} % of all.",
+            ),
+        )
 
 
 def _row(case: dict[str, Any]) -> tuple[str, ...]:
+    apart = Alarm("apart") if case["distinguishable"] else "near"
     return (
         case["name"],
-        case["unit"],
         number(case["a"]["median"]),
         span(*case["a"]["ci"]),
         number(case["b"]["median"]),
         span(*case["b"]["ci"]),
         number(case["ratio"]),
-        "yes" if case["distinguishable"] else "no",
-        "yes" if case["within"] else "no",
+        "same" if case["within"] else apart,
     )

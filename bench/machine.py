@@ -41,7 +41,7 @@ def config(places: Sequence[Place] = ()) -> dict[str, Any]:
         "cpu": cpu_model(),
         "virtual": _is_virtual(),
         "cpus": cpus,
-        "smt": _read(_CPU / "smt/active"),
+        "smt": {"0": "off", "1": "on"}.get(_read(_CPU / "smt/active") or ""),
         "governor": _each(cpus, "cpufreq/scaling_governor"),
         "turbo": _turbo(),
         "idle_states": _idle_states(cpus[0]),

@@ -59,17 +59,17 @@ def run(
         "device": device,
     }
     earlier = _earlier(folder, name, options, seed)
-    drawn = random.randrange(1 << 31) if seed is None else seed
-    options["seed"] = earlier["config"]["seed"] if earlier else drawn
+    options["seed"] = random.randrange(1 << 31) if seed is None else seed
     with ExitStack() as stack:
         stack.enter_context(_signals_interrupt())
         names = (device,) if device else getattr(experiment, "PLACES", ())
         places = tuple(stack.enter_context(open_place(place)) for place in names)
         cases = list(experiment.cases(Setting(quick, places)))
-        result = _begin(name, options, folder, machine.config(places), earlier)
+        before = machine.config(places)
+        result = _begin(name, options, folder, before, earlier)
         taken = _taken(cases, folder, earlier)
         stopped = _measure(experiment, cases, folder, result, taken)
-        result["changes"] += _changes(result["config"], machine.config(places), "during the runs")
+        result["changes"] += _changes(before, machine.config(places), "during the runs")
     _finish(experiment, cases, result, taken, complete=not stopped)
     report.save(folder, result)
     told = _report(folder, result, experiment)
@@ -132,15 +132,19 @@ def _begin(
     if earlier:
         _note(f"going on with {folder}")
         changes = _changes(earlier["config"], config, "before going on")
-        notes = earlier["notes"]
+        made = sum(len(case["runs"]) for case in earlier["cases"])
+        notes = [*earlier["notes"], f"it was stopped after {made} runs, and gone on with at {_now()}"]
         if git != earlier["git"]:
-            notes.append(f"begun on commit {_commit(earlier['git'])}, gone on with on {_commit(git)}")
+            notes.append(
+                f"begun on commit {report.commit(earlier['git'])}, gone on with on {report.commit(git)}"
+            )
         return earlier | {"changes": earlier["changes"] + changes, "notes": notes}
     of_runs = {"seed": options["seed"], "runs": options["runs"], "quick": options["quick"], "ci": CI}
     load = config["load"]
     return {
         "name": name,
         "command": _command(name, options),
+        "begun": _now(),
         "out": str(folder),
         "git": git,
         "config": of_runs | config,
@@ -153,8 +157,8 @@ def _begin(
     }
 
 
-def _commit(git: dict[str, Any] | None) -> str:
-    return "unknown" if git is None else git["commit"][:12] + " with changes" * git["changed"]
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %z")
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any], when: str) -> list[dict[str, Any]]:
@@ -218,9 +222,9 @@ def _finish(
     result["cases"] = [summary(case, taken[case.name]) for case in cases]
     result["claims"] = judge(experiment.CLAIMS, result["cases"])
     result["valid"] = all(case["valid"] for case in result["cases"]) and not result["changes"]
-    notes = [f"{case.name} was not run: {case.skip}" for case in cases if case.skip]
+    notes = [f"not run: {case.name}: {case.skip}" for case in cases if case.skip]
     for when, found in result["config"]["noise"].items():
-        notes += noise.warnings(when, found)
+        notes += filter(None, [noise.warning(when, found)])
     result["notes"] += [note for note in notes if note not in result["notes"]]
 
 

@@ -52,11 +52,11 @@ def _spin() -> tuple[int, int, int]:
     return int(lost), int(longest), int(count)
 
 
-def warnings(when: str, noise: Iterable[dict[str, Any]]) -> list[str]:
-    """A sentence for each CPU that others take away for more than a hundredth of the time."""
-    return [
-        f"CPU {one['cpu']} was taken away for {100 * one['lost']:.1f} % of the time {when} "
-        f"(longest {one['longest_us']:.0f} µs): others use it, so trust small differences less"
-        for one in noise
-        if one["lost"] > LOUD
-    ]
+def warning(when: str, noise: Iterable[dict[str, Any]]) -> str | None:
+    """A sentence, where others take a CPU away for more than a hundredth of the time."""
+    loud = [one for one in noise if one["lost"] > LOUD]
+    if not loud:
+        return None
+    shares = " and ".join(f"CPU {one['cpu']} for {100 * one['lost']:.0f} % of the time" for one in loud)
+    longest = max(one["longest_us"] for one in loud) / 1e3
+    return f"{when} others had {shares}, up to {longest:.1f} ms at once: trust small differences less"

@@ -49,20 +49,21 @@ def dots(rows: Mapping[str, Sequence[float]], x: str, alarming: frozenset[str] =
     x: what is counted, with its unit. alarming: names whose figures are not to be trusted. The axis is
     logarithmic where values lie more than a factor of 30 apart.
     """
-    figure, ((axes,),) = _figure(1, 1, height=1.3 + 0.24 * len(rows))
+    figure, ((axes,),) = _figure(1, 1, height=1.5 + 0.24 * len(rows))
     for place, (name, values) in enumerate(rows.items()):
         colour = _ALARM if name in alarming else COLOURS[0]
         axes.hlines(place, *interval(values), color=colour, linewidth=2.5, alpha=0.45)
         axes.plot(values, [place] * len(values), ".", color="#555555", markersize=5, zorder=3)
         axes.plot(median(values), place, "|", color=colour, markersize=12, markeredgewidth=2.5, zorder=4)
         if name in alarming:
-            axes.plot(median(values), place, "X", color=colour, markersize=7, zorder=5)
+            axes.plot(median(values), place, "X", color=colour, markersize=9, zorder=5)
     found = [value for values in rows.values() for value in values]
     if min(found) > 0 and max(found) > 30 * min(found):
         axes.set(xscale="log")
     elif min(found) >= 0:
         axes.set(xlim=(0, 1.05 * max(found) or 1))
-    axes.set(xlabel=f"{x}   (dot: a run; bar: median and its interval)", ylim=(len(rows) - 0.4, -0.6))
+    key = f"dot: a run; bar: median and its interval{'; ×: not to be relied on' if alarming else ''}"
+    axes.set(xlabel=f"{x}\n({key})", ylim=(len(rows) - 0.4, -0.6))
     axes.set_yticks(range(len(rows)), list(rows))
     axes.grid(axis="x")
     axes.tick_params(axis="y", length=0)

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -31,6 +32,7 @@ from engine.affinity.topology import format_cpu_list
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_LEAST = 12  # characters of a column of words
 _WIDTH = 120  # where there is no terminal to ask
 _NO_PICTURES = "no pictures: matplotlib is not installed (pip install 'rxring[plots]')"
 _SYSCTLS = (
@@ -41,7 +43,7 @@ _SYSCTLS = (
         for name in ("udp_mem", "ip_early_demux", "udp_early_demux", "tcp_rmem", "tcp_wmem")
     ),
 )
-_CASE_COLUMNS = ("#", "case", "median", "interval", "≈", "runs", "answers")
+_CASE_COLUMNS = ("#", "case", "median", "interval", "≈", "runs")
 _CLAIM_COLUMNS = ("claim", "median", "min – max", "asked", "holds")
 
 
@@ -64,9 +66,9 @@ def write(folder: Path, result: dict[str, Any], told: Sequence[Section], help_te
     for name, png in drawn.items():
         (folder / f"{name}.png").write_bytes(png)
     said = [] if find_spec("matplotlib") else [_NO_PICTURES]
-    title, command = result["name"], result["command"]
-    (folder / "report.md").write_text(markdown(title, command, sections, drawn.keys(), said))
-    (folder / "report.html").write_text(html(title, command, sections, drawn, said))
+    head = [help_text.strip().partition("\n")[0], f"`{result['command']}`, begun {result['begun']}", *said]
+    (folder / "report.md").write_text(markdown(result["name"], head, sections, drawn.keys()))
+    (folder / "report.html").write_text(html(result["name"], head, sections, drawn))
     return said
 
 
@@ -141,7 +143,9 @@ def shown(value: Any) -> str:
         return ", ".join(f"{key}: {shown(one)}" for key, one in value.items()) or "none"
     if isinstance(value, list):
         return ", ".join(map(shown, value)) or "none"
-    return {None: "–", True: "yes", False: "no", "": "none"}.get(value, str(value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(value) or "none"
 
 
 # ── sections that every report has ───────────────────────────────────────────────────────────────────
@@ -170,7 +174,7 @@ def _verdict(result: dict[str, Any]) -> Iterator[Section]:
     ]
     if again:
         text.append(f"Repeated, since something was against them: {again} runs; see below.")
-    yield Section("Result", (*text, *result["notes"]))
+    yield Section("Result", (*text, *map(_sentence, result["notes"])))
 
 
 def _against(case: dict[str, Any]) -> Iterator[str]:
@@ -181,7 +185,16 @@ def _against(case: dict[str, Any]) -> Iterator[str]:
         for reason in (*wrong, *run.get("why", ())):
             rounds.setdefault(reason, []).append(place)
     for reason, places in rounds.items():
-        yield f"{case['name']}, round {format_cpu_list(places).replace(',', ', ')}: {reason}."
+        yield f"{case['name']}, round {_ranges(places)}: {reason}."
+
+
+def _sentence(note: str) -> str:
+    return f"{note[0].upper()}{note[1:]}."
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """1…3, 8"""
+    return format_cpu_list(numbers).replace(",", ", ").replace("-", "…")
 
 
 def _repeated(result: dict[str, Any]) -> Iterator[Section]:
@@ -214,9 +227,10 @@ def _cases(result: dict[str, Any]) -> Iterator[Section]:
             f"Runs, median and interval of every case, {unit}",
             _dots(values, unit, frozenset(case["name"] for _, case in chosen if not case["valid"])),
         )
+        of_ci = f" {_sentence(result['config']['ci'])}" if index == 1 else ""
         yield Section(
             f"Cases, {unit}",
-            ("≈: rows whose interval overlaps this one's; they cannot be told apart.",),
+            (f"≈: rows whose interval overlaps this one's; they cannot be told apart.{of_ci}",),
             Table(_CASE_COLUMNS, rows),
             picture if values else None,
         )
@@ -235,23 +249,26 @@ def _case_row(
         case["name"],
         number(case["median"]),
         span(*(case["ci"] or (None, None))),
-        format_cpu_list(alike).replace(",", ", "),
-        str(len(case["runs"])),
-        _answers(case),
+        _ranges(alike),
+        _runs(case),
     )
 
 
-def _answers(case: dict[str, Any]) -> str:
+def _runs(case: dict[str, Any]) -> str:
+    """How many, and what is to be said of them."""
     if not case["runs"]:
         return "not run"
-    words = ["right" if case["ok"] else "WRONG"]
-    if case["ledger_balanced"] is not None:
-        words.append("balanced" if case["ledger_balanced"] else "NOT BALANCED")
-    if any(run.get("flags") for run in case["runs"]):
-        words.append("DOUBTFUL")
+    right = "right" if case["ledger_balanced"] is None else "balanced"
+    faults = {
+        "WRONG": not case["ok"],
+        "NOT BALANCED": case["ledger_balanced"] is False,
+        "DOUBTFUL": any(run.get("flags") for run in case["runs"]),
+    }
+    words = [word for word, holds in faults.items() if holds] or [right]
     if case["repeated"]:
         words.append(f"{len(case['repeated'])} repeated")
-    return ", ".join(words) if case["valid"] else Alarm(", ".join(words))
+    text = f"{len(case['runs'])} {', '.join(words)}"
+    return text if case["valid"] else Alarm(text)
 
 
 def _claims(result: dict[str, Any]) -> Iterator[Section]:
@@ -282,8 +299,8 @@ def _machine(result: dict[str, Any]) -> Iterator[Section]:
     config = dict(result["config"])
     versions, sysctl, mitigations = (config.pop(key) for key in ("versions", "sysctl", "mitigations"))
     sides, noise = config.pop("sides"), config.pop("noise")
-    del config["interrupts"]
-    facts: dict[str, Any] = config | {"commit": result["git"], **versions}
+    del config["interrupts"], config["ci"]
+    facts: dict[str, Any] = config | {"commit": commit(result["git"]), **versions}
     facts["mitigations"] = {name: text for name, text in mitigations.items() if text != "Not affected"}
     facts |= {key: sysctl[key] for key in _SYSCTLS if key in sysctl}
     for name, side in sides.items():
@@ -295,14 +312,21 @@ def _machine(result: dict[str, Any]) -> Iterator[Section]:
     yield Section("Machine", ("All of it stands in result.json.",), Table(("what", "is"), rows))
 
 
+def commit(git: dict[str, Any] | None) -> str:
+    if git is None:
+        return "unknown"
+    return f"{git['commit'][:12]}{', with changes' if git['changed'] else ''}"
+
+
 def _noise(one: dict[str, Any]) -> str:
     lost, longest = f"{100 * one['lost']:.2f} %", f"{one['longest_us']:.0f} µs"
     return f"{lost} of its time lost in {one['gaps']} gaps of more than 1 µs, the longest {longest}"
 
 
 def _about(help_text: str) -> Iterator[Section]:
-    if help_text.strip():
-        paragraphs = re.split(r"\n\s*\n", help_text.strip())
+    """All but its first line, which is the head's."""
+    paragraphs = re.split(r"\n\s*\n", help_text.strip())[1:]
+    if paragraphs:
         yield Section("What this measures", tuple(" ".join(text.split()) for text in paragraphs))
 
 
@@ -313,10 +337,18 @@ def _styled(text: str) -> Text:
     return Text(text.replace("`", ""), style="bold red" if isinstance(text, Alarm) else "")
 
 
+def _widest(table: Table, column: int) -> int:
+    return max((len(row[column]) for row in table.rows), default=0)
+
+
 def _rich(table: Table) -> RichTable:
-    shown = RichTable(header_style="bold")
+    """Numbers stay whole; where it is too wide, words are broken."""
+    shown = RichTable(header_style="bold", box=SIMPLE_HEAD, padding=0)
     for index, column in enumerate(table.columns):
-        shown.add_column(column, justify="right" if is_numeric(table, index) else "left")
+        if is_numeric(table, index):
+            shown.add_column(column, justify="right", no_wrap=True)
+        else:
+            shown.add_column(column, overflow="fold", min_width=min(_LEAST, _widest(table, index)))
     for row in table.rows:
         shown.add_row(*map(_styled, row))
     return shown

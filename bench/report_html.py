@@ -11,15 +11,15 @@ from bench.section import Alarm, Section, Table, is_numeric
 
 _STYLE = """
 :root { font: 16px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; color: #1c1c1c }
-body { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; background: white }
+body { max-width: 66rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; background: white }
 h1 { margin: 0; font-size: 1.9rem }
 h2 { margin: 2.5rem 0 .5rem; padding-top: .8rem; border-top: 1px solid #ccc; font-size: 1.25rem }
 p { max-width: 46rem; margin: .5rem 0; overflow-wrap: anywhere }
 code { font: .9em ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; background: #f2f2f2;
   padding: .1em .3em; border-radius: 3px; overflow-wrap: anywhere }
 .wide { overflow-x: auto; margin: .8rem 0 }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .7rem; text-align: left; vertical-align: top; border-bottom: 1px solid #e4e4e4 }
+table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums }
+th, td { padding: .18rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid #e4e4e4 }
 th { border-bottom: 2px solid #888; white-space: nowrap }
 .number { text-align: right; white-space: nowrap }
 tbody tr:hover { background: #f6f8fa }
@@ -36,11 +36,9 @@ img { display: block; max-width: 100%; height: auto; margin: 1rem 0 }
 """
 
 
-def html(
-    title: str, command: str, sections: Sequence[Section], drawn: Mapping[str, bytes], said: Sequence[str]
-) -> str:
-    """drawn: PNGs by name. said: what there is to say of the report itself."""
-    parts = [f"<h1>{escape(title)}</h1>", f"<p><code>{escape(command)}</code></p>", *map(_paragraph, said)]
+def html(title: str, head: Sequence[str], sections: Sequence[Section], drawn: Mapping[str, bytes]) -> str:
+    """head: what stands before the sections. drawn: PNGs by name."""
+    parts = [f"<h1>{escape(title)}</h1>", *map(_paragraph, head)]
     for section in sections:
         parts += _section(section, drawn)
     body = "\n".join(parts)

@@ -7,11 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from bench.section import Alarm, Section, Table
 
 
-def markdown(
-    title: str, command: str, sections: Sequence[Section], drawn: Collection[str], said: Sequence[str]
-) -> str:
-    """drawn: names of the pictures that there are. said: what there is to say of the report itself."""
-    parts = [f"# {title}", f"`{command}`", *said]
+def markdown(title: str, head: Sequence[str], sections: Sequence[Section], drawn: Collection[str]) -> str:
+    """head: what stands before the sections. drawn: names of the pictures that there are."""
+    parts = [f"# {title}", *head]
     for section in sections:
         parts += _section(section, drawn)
     return "\n\n".join(parts) + "\n"

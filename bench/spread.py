@@ -12,9 +12,9 @@ _FEW = 6  # runs; of fewer, resampling gives minimum to maximum, too
 _SEED = 20090  # fixed: the same runs always have the same interval
 
 CI = (
-    f"interval of the median: from the 2.5th to the 97.5th percentile of the medians of {_RESAMPLES} "
-    f"resamples of the runs (bootstrap, fixed seed); of fewer than {_FEW} runs: minimum to maximum. It holds "
-    "the median that very many runs would have with 75 % for 3 runs, 94 % for 5, 85 to 96 % for more"
+    f"an interval goes from the 2.5th to the 97.5th percentile of the medians of {_RESAMPLES} resamples of "
+    f"the runs (bootstrap, fixed seed); of fewer than {_FEW} runs, from minimum to maximum. It holds the "
+    "median that very many runs would have with 75 % for 3 runs, 94 % for 5, 85 to 96 % for more"
 )
 
 

@@ -101,7 +101,7 @@ def test_an_invalid_result_is_a_failure(tiny: ModuleType, bench: Run, tmp_path: 
     assert (result["valid"], result["complete"]) == (False, True)
     report = (tmp_path / "out/report.md").read_text()
     assert "**Invalid" in report
-    assert "**two, round 1-5: the sender was late.**" in report
+    assert "**two, round 1…5: the sender was late.**" in report
     assert "10 runs; see below" in report
 
 
@@ -152,6 +152,19 @@ def test_a_stopped_one_is_reported_and_goes_on(
     for before, after in zip(part["cases"], whole["cases"], strict=True):
         assert after["runs"][: len(before["runs"])] == before["runs"]
         assert len(after["runs"]) == 3
+
+
+def test_what_changed_before_it_went_on_is_said(
+    tiny: ModuleType, bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.cases = stopping(4)
+    assert bench("--runs", "3") == 130
+    other = machine.config() | {"governor": "powersave"}
+    monkeypatch.setattr(machine, "config", lambda places: other)
+    assert bench("--runs", "3") == 1
+    result = stored(tmp_path)
+    assert [(one["key"], one["when"]) for one in result["changes"]] == [("governor", "before going on")]
+    assert "it was stopped after 3 runs, and gone on with" in " ".join(result["notes"])
 
 
 def test_what_is_complete_or_another_is_not_gone_on_with(

@@ -148,12 +148,14 @@ def test_attempts_before_a_stop_count_after_it() -> None:
     assert not found["valid"]
 
 
-def test_a_warm_up_round_is_not_counted() -> None:
+def test_a_warm_up_round_is_not_counted_and_leaves_the_order_as_it_is() -> None:
     order: list[str] = []
-    found = measure(recording("AB", order), 3, warm_up=True)
-    assert sorted(order[:2]) == ["A", "B"]
-    assert len(order) == 8
-    assert [len(case["runs"]) for case in found] == [3, 3]
+    cold: list[str] = []
+    found = measure(recording("ABCD", order), 3, warm_up=True)
+    measure(recording("ABCD", cold), 3)
+    assert sorted(order[:4]) == list("ABCD")
+    assert order[4:] == cold
+    assert [len(case["runs"]) for case in found] == [3] * 4
 
 
 def test_what_cannot_be_run_is_said() -> None:
