@@ -30,7 +30,7 @@ from engine.errors import Failed, Refused
 
 EXPERIMENTS = (
     *("ring", "queues", "waits", "halfring", "statistics", "gro", "peers", "density", "sockbuf", "flows"),
-    *("layouts", "lossless", "scale"),
+    *("layouts", "lossless", "scale", "batch"),
 )
 REPEATS = 2  # of a doubtful run
 
@@ -180,11 +180,11 @@ def judge(claims: Iterable[Claim], cases: Iterable[dict[str, Any]]) -> list[dict
     runs = {case["name"]: _counted(case["runs"]) for case in cases}
     judged = []
     for claim in claims:
-        found = _figures(runs[claim.case], claim.figure)
+        found = _figures(runs.get(claim.case, ()), claim.figure)
         if claim.against is None:
             values = [value for value in found if value is not None]
         else:
-            values = ratios(found, _figures(runs[claim.against], claim.figure))
+            values = ratios(found, _figures(runs.get(claim.against, ()), claim.figure))
         low = claim.at_least if claim.at_least is not None else float("-inf")
         high = claim.at_most if claim.at_most is not None else float("inf")
         judged.append(

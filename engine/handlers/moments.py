@@ -122,6 +122,15 @@ def merge(into: Any, other: Any) -> None:
         _store(into[field], _integer(into[field]) + _integer(other[field]))
 
 
+def since(later: Any, earlier: Any) -> Any:
+    """Of what `later` has and `earlier`, a former state of it, has not. least and most are those of all."""
+    between = later.copy()
+    between["count"] -= earlier["count"]
+    for field in ("total", "squares"):
+        _store(between[field], _integer(later[field]) - _integer(earlier[field]))
+    return between
+
+
 def mean(m: Any) -> float | None:
     """The mean, rounded once; None without samples."""
     count = int(m["count"])

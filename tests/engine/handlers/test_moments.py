@@ -93,6 +93,13 @@ def test_merging_is_the_same_as_all_samples_in_one(a: list[int], b: list[int]) -
     assert merged == of(a + b)
 
 
+@given(st.lists(any_size), st.lists(any_size))
+def test_what_came_since(a: list[int], b: list[int]) -> None:
+    between = moments.since(of(a + b)[0], of(a)[0])
+    for field in ("count", "total", "squares"):
+        assert (between[field] == of(b)[0][field]).all()
+
+
 def test_right_for_more_samples_than_anyone_will_count() -> None:
     """Doubled 33 times: 2.6 × 10¹⁰ samples of every size, where a float has long lost the small ones."""
     samples = [1, 5_000_000_001, LARGEST]
