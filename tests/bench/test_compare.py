@@ -22,22 +22,38 @@ def result(name: str = "tiny", rmem: str = "1", **values: list[float]) -> dict[s
 
 
 def test_medians_within_each_others_intervals() -> None:
-    a = result(same=[1.0, 2.0, 3.0], near=[1.0, 2.0, 5.0], apart=[1.0, 2.0, 3.0], gone=[1.0], none=[])
-    b = result(same=[2.0, 2.5, 4.0], near=[4.0, 6.0, 7.0], apart=[4.0, 5.0, 6.0], fresh=[1.0], none=[])
+    a = result(
+        same=[1.0, 2.0, 3.0],
+        near=[1.0, 2.0, 9.0],
+        far=[4.0, 6.0, 7.0],
+        apart=[1.0, 2.0, 3.0],
+        gone=[1.0],
+        none=[],
+    )
+    b = result(
+        same=[2.0, 2.5, 4.0],
+        near=[4.0, 6.0, 7.0],
+        far=[1.0, 2.0, 9.0],
+        apart=[4.0, 5.0, 6.0],
+        fresh=[1.0],
+        none=[],
+    )
     found = compare(a, b)
     cases = {case["name"]: case for case in found["cases"]}
     assert {name: case["within"] for name, case in cases.items()} == {
         "same": True,
         "near": False,
+        "far": False,
         "apart": False,
     }
     assert {name: case["distinguishable"] for name, case in cases.items()} == {
         "same": False,
         "near": False,
+        "far": False,
         "apart": True,
     }
     assert cases["apart"]["ratio"] == 2.5
-    assert found["alike"] == pytest.approx(1 / 3)
+    assert found["alike"] == 0.25
     assert found["missing"] == ["gone", "none", "fresh"]
 
 
