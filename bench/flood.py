@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,12 +46,15 @@ LATE_NS = 5_000_000  # at the 99th percentile: a sender later than this did not 
 PERCENTILES = {"p50_ns": 500, "p75_ns": 750, "p90_ns": 900, "p95_ns": 950, "p99_ns": 990, "p999_ns": 999}
 _SENDER = f"bench{os.getpid()}"
 _FOREVER_NS = 1 << 62
+_START_S, _SENDER_S = 1.5, 0.8  # about as long take an engine's start and end, and a sender's
 
 
 @dataclass(frozen=True, slots=True)
 class Flood:
     """size: of a packet, bytes. gso: packets in a message; 1: without GSO. rate: packets a second; None: as
-    fast as it goes. interrupt_cpu: where the layout in force has packets handled; None: there is none."""
+    fast as it goes. interrupt_cpu: where the layout in force has packets handled; None: there is none.
+    paced: packets a second that the engine is sent first, one a message; of these, then, is `latency`, which
+    under a flood tells how long queues are. What they cost is in `paced`."""
 
     size: int
     gso: int
@@ -63,6 +66,7 @@ class Flood:
     rate: int | None = None
     flows: int = 1
     interrupt_cpu: int | None = None
+    paced: int | None = None
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -72,20 +76,29 @@ class Flood:
             "gso": self.gso,
             "rate": self.rate,
             "flows": self.flows,
+            "paced": self.paced,
             "receive_cpu": self.receive_cpu,
             "send_cpu": self.send_cpu,
             "interrupt_cpu": self.interrupt_cpu,
             "warm_s": self.warm_s,
             "window_s": self.window_s,
             "rcvbuf": RCVBUF,
+            "seconds": _START_S + len(self._phases()) * (_SENDER_S + 3 * self.warm_s + self.window_s),
         }
 
-    def _send(self, port: int) -> Rxring:
+    def _send(self, port: int, seconds: float | None = None) -> Rxring:
+        """seconds: how long it sends by itself; None: until it is ended."""
         to, gso = f"{self.place.receive.host}:{port}", str(self.gso) if self.gso > 1 else "off"
         what = ("--size", str(self.size), "--gso", gso, "--flows", str(self.flows))
         pace = ("--rate", "max" if self.rate is None else str(self.rate))
+        end = ("--duration", str(seconds)) if seconds else ()
         cpu = ("--cpu", str(self.send_cpu))
-        return self.place.send.rxring("send", "--name", _SENDER, "--to", to, *what, *pace, *cpu)
+        return self.place.send.rxring("send", "--name", _SENDER, "--to", to, *what, *pace, *end, *cpu)
+
+    def _phases(self) -> list[Flood]:
+        if self.paced is None:
+            return [self]
+        return [replace(self, paced=None, rate=self.paced, gso=1), replace(self, paced=None)]
 
     def engine(
         self,
@@ -101,6 +114,24 @@ class Flood:
 
         receive: CPUs of several receivers, one each; (): one, on receive_cpu. ring: size of each one's.
         """
+        how = {"policy": policy, "wait": wait, "receive": receive, "ring": ring}
+        with self.running(consume, gro, **how) as running:  # type: ignore[arg-type]
+            for phase in self._phases():
+                running.flood(phase)
+        return running.figures(paced=self.paced is not None)
+
+    @contextlib.contextmanager
+    def running(
+        self,
+        consume: int | Sequence[int],
+        gro: str = "auto",
+        *,
+        policy: str = "gate",
+        wait: str = "block",
+        receive: Sequence[int] = (),
+        ring: str = "40MiB",
+    ) -> Iterator[Running]:
+        """The engine, while it runs; `engine` says what all this is."""
         consumers = [consume] if isinstance(consume, int) else list(consume)
         receivers = list(receive) or [self.receive_cpu]
         arguments = ["--listen", f"udp://{self.place.receive.host}:0", "--gro", gro, "--ring", ring]
@@ -110,94 +141,15 @@ class Flood:
             arguments += ["--consumer", f"latency@{cpu},policy={policy},wait={wait},name=reader{i}"]
         with self.place.receive.rxring("run", *arguments) as engine:
             ready = engine.next("ready")
-            with self._send(ready["receivers"][0]["port"]) as sender:
-                threads = self._threads(ready, receivers, consumers, sender.next("ready"))
-                window = self._window(engine, ready, threads)
-                sent = sender.end()
-            summary = engine.end()
-        if self.place.send.remote:
-            summary["ledger"] = _with_sent(summary["ledger"], summary["receivers"], sent)
-        return self._figures(window, sent, summary)
-
-    def _threads(
-        self,
-        ready: Mapping[str, Any],
-        receivers: Sequence[int],
-        consumers: Sequence[int],
-        sender: Mapping[str, Any],
-    ) -> list[_Worker]:
-        """All processes, and where each is to run."""
-        found = (
-            [_Worker("sender", "sender", sender["pid"], self.send_cpu)] if not self.place.send.remote else []
-        )
-        for role, cpus in (("receiver", receivers), ("consumer", consumers)):
-            for worker, cpu in zip(ready[f"{role}s"], cpus, strict=True):
-                found.append(_Worker(role, worker["name"], worker["pid"], cpu))
-        return found
-
-    def _window(self, engine: Rxring, ready: Mapping[str, Any], workers: Sequence[_Worker]) -> _Window:
-        """From an interval some time after the first packet to one some time later."""
-        irqs = _irqs(self.place)
-        pids = [worker.pid for worker in workers]
-        record = len(ready["receivers"])  # of the first consumer
-        with contextlib.closing(Status.open(ready["name"])) as status:
-            while _packets(engine.next("interval")) == 0:
-                pass
-            begin, cost_before = engine.next("interval"), cost.read(pids, irqs)
-            astray = _astray(workers)
-            state_before = status.read(record)[1]
-            end = engine.next("interval")
-            while end["seconds"] < begin["seconds"] + 0.9 * self.window_s:  # intervals are never exact
-                end = engine.next("interval")
-            spent, state = cost.read(pids, irqs).since(cost_before), status.read(record)[1]
-        astray += [told for told in _astray(workers) if told not in astray]
-        return _Window(begin, end, spent, _latency(state_before, state), astray, workers)
-
-    def _figures(self, window: _Window, sent: Mapping[str, Any], summary: Mapping[str, Any]) -> Figures:
-        packets = _packets(window.end) - _packets(window.begin)
-        frames, cpu_ns = (window.risen(key) for key in ("frames", "cpu_ns"))
-        ledger = summary["ledger"]
-        seconds = window.end["seconds"] - window.begin["seconds"]
-        per_packet = 1 / packets if packets else None
-        return {
-            **figures(packets, seconds, cpu_ns / 1e9, 0),
-            "ok": _adds_up(summary),
-            "ledger_balanced": bool(ledger["balanced"]),
-            "flags": [
-                *_lost_unseen(ledger),
-                *self._out_of_pace(sent),
-                *window.astray,
-                *self._strayed(window),
-            ],
-            "gro": window.end["receivers"][0]["gro"],
-            "packets_per_frame": packets / frames if frames else None,
-            "asked_per_second": self.rate,
-            "sent_per_second": sent["packets_per_second"],
-            "late_ns": sent["late_ns"],
-            "lost": _lost(ledger),
-            "ledger": ledger,
-            **{f"{role}_ns": per_packet and ns * per_packet for role, ns in window.cpu_ns().items()},
-            "softirq_ns": per_packet and window.spent.softirq_ns * per_packet,
-            "busy": {str(cpu): times._asdict() for cpu, times in window.spent.busy.items()},
-            "softirq_packets": {str(cpu): count for cpu, count in window.spent.packets.items()},
-            "latency": window.latency,
-            "socket_p50_ns": window.latency["socket"]["p50_ns"],
-            "ring_p50_ns": window.latency["ring"]["p50_ns"],
-            "total_p99_ns": window.latency["total"]["p99_ns"],
-        }
-
-    def _out_of_pace(self, sent: Mapping[str, Any]) -> Iterator[str]:
-        if self.rate is None:
-            return
-        if sent["packets_per_second"] < PACE * self.rate:
-            yield f"the sender sent {sent['packets_per_second']:.0f} packets/s, not {self.rate} as asked"
-        late_ns = sent["late_ns"]["p99"]
-        if late_ns is not None and late_ns > LATE_NS:
-            late = f"{late_ns / 1e6:.1f} ms late at the 99th percentile"
-            yield f"the sender was {late}, more than {LATE_NS / 1e6:g}"
-
-    def _strayed(self, window: _Window) -> list[str]:
-        return [] if self.interrupt_cpu is None else cost.strayed(window.spent, self.interrupt_cpu)
+            workers = [
+                _Worker(role, worker["name"], worker["pid"], cpu)
+                for role, cpus in (("receiver", receivers), ("consumer", consumers))
+                for worker, cpu in zip(ready[f"{role}s"], cpus, strict=True)
+            ]
+            with contextlib.closing(Status.open(ready["name"])) as status:
+                running = Running(engine, ready, workers, status)
+                yield running
+            running.summary = engine.end()
 
     def peer(
         self, receive: Callable[[socket.socket], Figures], *, timestamps: bool = False, gro: bool = False
@@ -238,7 +190,86 @@ def figures(packets: float, seconds: float, cpu_seconds: float, wrong: float) ->
     }
 
 
-# ── the window ───────────────────────────────────────────────────────────────────────────────────────
+# ── a run, its phases, and their windows ─────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class Running:
+    """An engine that runs; `flood` and `trial` are its phases, `figures` what came of it after its end."""
+
+    engine: Rxring
+    ready: dict[str, Any]
+    workers: list[_Worker]
+    status: Status
+    summary: dict[str, Any] = field(default_factory=dict)
+    _phases: list[_Phase] = field(default_factory=list)
+
+    def flood(self, flood: Flood) -> None:
+        """Send until a window, that begins some time after the first packet, has passed."""
+        with flood._send(self._port) as sender:
+            workers = self._with_sender(flood, sender)
+            before = _packets(self.engine.next("interval"))
+            while _packets(self.engine.next("interval")) == before:
+                pass
+            begin = self._look(flood, workers)
+            interval = self.engine.next("interval")
+            while interval["seconds"] < begin.interval["seconds"] + 0.9 * flood.window_s:  # never exact
+                interval = self.engine.next("interval")
+            end = self._look(flood, workers, interval)
+            self._phases.append(_Phase(flood, workers, begin, end, sender.end()))
+
+    def trial(self, flood: Flood, seconds: float) -> Figures:
+        """Send for so long; its figures, of all that was sent: `lost` and `flags` among them."""
+        with flood._send(self._port, seconds) as sender:
+            workers = self._with_sender(flood, sender)
+            begin = self._look(flood, workers)
+            sent = sender.next("summary")
+        last, interval = begin.interval, self.engine.next("interval")
+        while interval["seconds"] < begin.interval["seconds"] + seconds or _had(interval) != _had(last):
+            last, interval = interval, self.engine.next("interval")
+        phase = _Phase(flood, workers, begin, self._look(flood, self.workers, interval), sent)
+        self._phases.append(phase)
+        came = _had(interval) - _had(begin.interval)
+        return {**phase.figures(), "lost": 1 - came / sent["sent"], "flags": [*phase.doubts()]}
+
+    def figures(self, *, paced: bool = False) -> Figures:
+        """Of the last phase, and of the whole run. paced: the first one was for latency."""
+        ledger = self.summary["ledger"]
+        first, last = self._phases[0], self._phases[-1]
+        if last.flood.place.send.remote:
+            sent = {key: sum(phase.sent[key] for phase in self._phases) for key in ("sent", "frames")}
+            ledger = _with_sent(ledger, self.summary["receivers"], sent)
+        doubts = [*_lost_unseen(ledger), *(told for phase in self._phases for told in phase.doubts())]
+        return {
+            **last.figures(),
+            **({"latency": first.latency, "paced": first.figures()} if paced else {}),
+            "ok": _adds_up(ledger),
+            "ledger_balanced": bool(ledger["balanced"]),
+            "flags": list(dict.fromkeys([*doubts, *self.summary["placement"]["deviations"]])),
+            "lost": _lost(ledger, last.sent["sent"]),
+            "ledger": ledger,
+        }
+
+    @property
+    def _port(self) -> int:
+        return int(self.ready["receivers"][0]["port"])
+
+    def _with_sender(self, flood: Flood, sender: Rxring) -> list[_Worker]:
+        pid = sender.next("ready")["pid"]
+        if flood.place.send.remote:
+            return self.workers
+        return [*self.workers, _Worker("sender", "sender", pid, flood.send_cpu)]
+
+    def _look(
+        self, flood: Flood, workers: Sequence[_Worker], interval: dict[str, Any] | None = None
+    ) -> _Moment:
+        """Everything at the moment of an interval; None: the next one."""
+        return _Moment(
+            interval or self.engine.next("interval"),
+            cost.read([worker.pid for worker in workers], _irqs(flood.place)),
+            [told for worker in workers for told in cost.misplaced(worker.told, worker.pid, [worker.cpu])],
+            self.status.read(len(self.ready["receivers"]))[1],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,28 +279,74 @@ class _Worker:
     pid: int
     cpu: int
 
+    @property
+    def told(self) -> str:
+        return self.role if self.role == self.name else f"{self.role} {self.name}"
+
 
 @dataclass(frozen=True, slots=True)
-class _Window:
-    """begin, end: intervals of the engine. astray: who was found on another CPU."""
+class _Moment:
+    """astray: who was found on another CPU. state: of the first consumer's handler."""
 
-    begin: dict[str, Any]
-    end: dict[str, Any]
-    spent: cost.Cost
-    latency: dict[str, dict[str, int | None]]
+    interval: dict[str, Any]
+    cost: cost.Cost
     astray: list[str]
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """A sender, and what was between two moments. sent: the sender's summary."""
+
+    flood: Flood
     workers: Sequence[_Worker]
+    begin: _Moment
+    end: _Moment
+    sent: dict[str, Any]
 
-    def risen(self, key: str) -> int:
-        """Of all receivers."""
-        return _sum(self.end, key) - _sum(self.begin, key)
+    @property
+    def latency(self) -> dict[str, dict[str, int | None]]:
+        return _latency(self.begin.state, self.end.state)
 
-    def cpu_ns(self) -> dict[str, int]:
-        """Of the threads of each role."""
-        found: dict[str, int] = {}
+    @property
+    def spent(self) -> cost.Cost:
+        return self.end.cost.since(self.begin.cost)
+
+    def figures(self) -> Figures:
+        begin, end, spent = self.begin.interval, self.end.interval, self.spent
+        packets, frames, cpu_ns = (
+            _sum(end, key) - _sum(begin, key) for key in ("packets", "frames", "cpu_ns")
+        )
+        each = 1 / packets if packets else None
+        of_role: dict[str, int] = {}
         for worker in self.workers:
-            found[worker.role] = found.get(worker.role, 0) + self.spent.threads_ns[worker.pid]
-        return found
+            if worker.pid in spent.threads_ns:
+                of_role[worker.role] = of_role.get(worker.role, 0) + spent.threads_ns[worker.pid]
+        return {
+            **figures(packets, end["seconds"] - begin["seconds"], cpu_ns / 1e9, 0),
+            "gro": end["receivers"][0]["gro"],
+            "packets_per_frame": packets / frames if frames else None,
+            "asked_per_second": self.flood.rate,
+            "sent_per_second": self.sent["packets_per_second"],
+            "late_ns": self.sent["late_ns"],
+            **{f"{role}_ns": each and ns * each for role, ns in of_role.items()},
+            "softirq_ns": each and spent.softirq_ns * each,
+            "busy": {str(cpu): times._asdict() for cpu, times in spent.busy.items()},
+            "softirq_packets": {str(cpu): count for cpu, count in spent.packets.items()},
+            "latency": self.latency,
+        }
+
+    def doubts(self) -> Iterator[str]:
+        rate, interrupt_cpu = self.flood.rate, self.flood.interrupt_cpu
+        sent_per_second, late_ns = self.sent["packets_per_second"], self.sent["late_ns"]["p99"]
+        if rate is not None and sent_per_second < PACE * rate:
+            yield f"the sender sent {sent_per_second:.0f} packets/s, not {rate} as asked"
+        if late_ns is not None and late_ns > LATE_NS:
+            late = f"{late_ns / 1e6:.1f} ms late at the 99th percentile"
+            yield f"the sender was {late}, more than {LATE_NS / 1e6:g}"
+        yield from dict.fromkeys([*self.begin.astray, *self.end.astray])
+        if interrupt_cpu is not None:
+            yield from cost.strayed(self.spent, interrupt_cpu)
 
 
 def _sum(interval: Mapping[str, Any], key: str) -> int:
@@ -280,12 +357,9 @@ def _packets(interval: Mapping[str, Any]) -> int:
     return _sum(interval, "packets")
 
 
-def _astray(workers: Sequence[_Worker]) -> list[str]:
-    return [
-        told
-        for worker in workers
-        for told in cost.misplaced(f"{worker.role} {worker.name}", worker.pid, [worker.cpu])
-    ]
+def _had(interval: Mapping[str, Any]) -> int:
+    """By the consumer that has had the fewest."""
+    return min(int(consumer["delivered"]) for consumer in interval["consumers"])
 
 
 def _irqs(place: Place) -> list[int]:
@@ -313,9 +387,8 @@ def _latency(before: bytes, after: bytes) -> dict[str, dict[str, int | None]]:
 # ── the ledger ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _adds_up(summary: Mapping[str, Any]) -> bool:
+def _adds_up(ledger: Mapping[str, Any]) -> bool:
     """Is all that left the socket in the ring, or refused, and all that is in the ring accounted for?"""
-    ledger = summary["ledger"]
     counts = [sum(account.values()) for account in ledger["consumers"].values()]
     return bool(ledger["received"] == ledger["published"] + ledger["refused"]) and all(
         count == ledger["published"] for count in counts
@@ -349,7 +422,9 @@ def _lost_unseen(ledger: Mapping[str, Any]) -> list[str]:
     return [f"{residual} {unit} are nowhere in the ledger"] if residual else []
 
 
-def _lost(ledger: Mapping[str, Any]) -> float | None:
-    """The share of the packets sent that the consumer with the fewest did not have."""
-    had = [account["delivered"] for account in ledger["consumers"].values()]
-    return 1 - min(had, default=ledger["received"]) / ledger["sent"] if ledger["sent"] else None
+def _lost(ledger: Mapping[str, Any], sent: int) -> float | None:
+    """What the consumer with the fewest did not have, as a share of `sent`."""
+    if ledger["sent"] is None:
+        return None
+    had = min((account["delivered"] for account in ledger["consumers"].values()), default=ledger["received"])
+    return float((ledger["sent"] - had) / sent)

@@ -1,21 +1,28 @@
 """What GRO brings: many packets in a frame, one in a frame, and what the bare kernel gives for the same.
 
-The flood of `peers`, in three kinds: 64 packets of 100 bytes in a message; 63 of 1024 bytes, all that a
-message holds; and without GSO, where a frame is one packet, and GRO can only be in the way. The engine with
-a `latency` consumer takes each with `--gro` on, off and auto. A run of it is two, with the consumer on the
-receiver's CPU and on the sender's: the figure is that of the better one, `together` and `apart` tell both.
-Beside it ("C") a recvmmsg loop that asks for GRO and timestamps, and has neither a ring nor a consumer.
+The flood of `peers`, in messages of 1, 4, 16 and 64 packets of 100 bytes, and of 1, 16 and 63 of 1024 bytes
+(a message holds no more): over loopback and veth the kernel leaves them whole, so that a message is a frame
+with `--gro on`. With one packet a frame GRO can only be in the way. The engine has a `latency` consumer on
+the receiver's CPU, so that the sender has its own. Beside it ("C") a recvmmsg loop that asks for GRO and
+timestamps, and has neither a ring nor a consumer.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from bench import native
+from bench import native, pictures
 from bench.flood import BATCH, Flood
 from bench.machine import two_cpus
+from bench.pictures import Curve
+from bench.place import LO
 from bench.runner import Case, Claim, Figures, Setting
+from bench.section import Picture, Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PLACES = ("lo",)
 CLAIMS = (
@@ -27,35 +34,51 @@ CLAIMS = (
     Claim("1 × 100 B, auto", against="1 × 100 B, off", figure="cpu_ns_per_packet", at_most=1.05),
 )
 
-KINDS = ((64, 100), (63, 1024), (1, 100))  # packets in a message, bytes of each
+KINDS = ((64, 100), (16, 100), (4, 100), (1, 100), (63, 1024), (16, 1024), (1, 1024))  # packets, bytes each
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    warm_s, window_s = (0.25, 0.5) if setting.quick else (1.0, 2.0)
+    warm_s, window_s = (0.25, 0.5) if setting.quick else (0.5, 1.0)
+    place = setting.places[0] if setting.places else LO
     for packets, size in KINDS:
-        flood = Flood(size, packets, *two_cpus(), warm_s, window_s)
+        flood = Flood(size, packets, *two_cpus(), warm_s, window_s, place)
         name = f"{packets} × {size} B"
-        for gro in ("on", "off", "auto"):
-            engine = functools.partial(_both, flood, gro)
+        for gro in ("on", "off", "auto") if packets == 1 else ("on", "off"):
+            engine = functools.partial(_engine, flood, gro)
             yield Case(f"{name}, {gro}", "M/s", engine, flood.parameters | {"gro": gro})
-        loop = functools.partial(flood.c, timestamps=True, gro=True)
-        yield Case(f"{name}, C", "M/s", loop, flood.parameters | {"batch": BATCH}, native.missing())
+        if packets > 16:
+            loop = functools.partial(flood.c, timestamps=True, gro=True)
+            yield Case(f"{name}, C", "M/s", loop, flood.parameters | {"batch": BATCH}, native.missing())
 
 
-def _both(flood: Flood, gro: str) -> Figures:
-    together, apart = (flood.engine(cpu, gro) for cpu in (flood.receive_cpu, flood.send_cpu))
-    return _better(together, apart, flood.size, gro != "off")
-
-
-def _better(together: Figures, apart: Figures, size: int, gro: bool) -> Figures:
-    """The figures of the better run, which are right if both were."""
-    runs = (together, apart)
-    better = max(runs, key=lambda run: float(run["value"]))
+def _engine(flood: Flood, gro: str) -> Figures:
+    found = flood.engine(flood.receive_cpu, gro)
     return {
-        **better,
-        "gigabytes_per_second": better["value"] * size / 1e3,
-        "ok": all(run["ok"] and run["gro"] == gro for run in runs),
-        "ledger_balanced": all(run["ledger_balanced"] for run in runs),
-        "together": together,
-        "apart": apart,
+        **found,
+        "gigabytes_per_second": found["value"] * flood.size / 1e3,
+        "ok": found["ok"] and found["gro"] == (gro != "off"),
     }
+
+
+def tell(result: dict[str, Any]) -> Iterator[Section]:
+    engine = [case for case in result["cases"] if case["median"] and case["parameters"].get("gro") != "auto"]
+    engine = [case for case in engine if "gro" in case["parameters"]]
+    if not engine:
+        return
+    title = "Over the packets in a message"
+    yield Section(title, picture=Picture("gro", "Rate over packets in a message", lambda: _picture(engine)))
+
+
+def _picture(engine: list[dict[str, Any]]) -> Figure:
+    panels: dict[str, list[Curve]] = {}
+    for size in dict.fromkeys(case["parameters"]["size"] for case in engine):
+        for gro in ("on", "off"):
+            points = [
+                (case["parameters"]["gso"], [run["value"] for run in case["runs"] if run["value"]])
+                for case in engine
+                if (case["parameters"]["size"], case["parameters"]["gro"]) == (size, gro)
+            ]
+            if points:
+                curve = Curve(f"--gro {gro}", sorted(points))
+                panels.setdefault(f"packets of {size} bytes", []).append(curve)
+    return pictures.lines(panels, "packets in a message", "10⁶ packets/s", log_x=True, log_y=True)

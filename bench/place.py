@@ -11,7 +11,6 @@ packets pass a device and a softirq, as they would on a wire, but no wire.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from bench.commands import ROOT, Rxring
 from engine.affinity import journal
@@ -55,10 +54,6 @@ class Side:
         """Have this CPU handle what comes over the device: a one-bit RPS mask on each of its queues."""
         script = 'for queue in /sys/class/net/"$1"/queues/rx-*; do echo "$2" >"$queue/rps_cpus"; done'
         _run(*self.command("sh", "-ec", script, "sh", self.device, format_hex_mask([cpu])))
-
-    def layouts(self) -> list[dict[str, Any]]:
-        """What `rxring pin layouts` says of each: whether it can be had here, with which CPUs, or why not."""
-        return [json.loads(line) for line in self._pin("layouts", "--device", self.device).splitlines()]
 
     @contextmanager
     def layout(self, name: str) -> Iterator[None]:
