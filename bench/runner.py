@@ -30,7 +30,7 @@ from engine.errors import Failed, Refused
 
 EXPERIMENTS = (
     *("ring", "queues", "waits", "halfring", "statistics", "gro", "peers", "density", "sockbuf", "flows"),
-    *("layouts", "lossless", "scale", "batch"),
+    *("layouts", "lossless", "scale", "batch", "quotes"),
 )
 REPEATS = 2  # of a doubtful run
 
