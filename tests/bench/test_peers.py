@@ -32,4 +32,4 @@ def test_every_claim_is_about_cases_that_there_are() -> None:
 def test_c_without_a_compiler_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda _: None)
     skipped = {case.name for case in peers.cases(Setting(quick=True)) if case.skip}
-    assert skipped == {"C, GRO, timestamps", "C, timestamps", "C"}
+    assert {"C, GRO, timestamps", "C, timestamps", "C"} <= skipped
