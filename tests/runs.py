@@ -129,8 +129,9 @@ class Run:
         assert self.ready
         if number is not None:
             self.send_signal(number)
+        deadline = time.monotonic() + 90.0
         while self.next() is not None:
-            pass
+            assert time.monotonic() < deadline, f"it does not end: {self.errors}"
         assert self.wait() == code, self.errors
         assert self.objects[-1]["type"] == "summary"
         return self.objects[-1]

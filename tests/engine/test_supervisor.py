@@ -17,6 +17,7 @@ from forked import await_
 from runs import ROOT, RXRING, Run, Source, check_ledger
 
 import rings
+from engine.signals import END_SIGNALS
 from engine.status import Status
 from rings.reader import Reader
 
@@ -814,6 +815,8 @@ def test_a_worker_that_is_killed_while_it_leaves_has_done_its_work(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_whatever_tells_it_to_end_ends_it_in_order(name: str, number: signal.Signals) -> None:
     """The whole group gets it, as when a terminal closes."""
+    if number not in END_SIGNALS:
+        pytest.skip(f"whoever started this had {number.name} ignored")
     with Source(f"{name}.s") as source, Run(name, "--consumer", "rate", "--sender", f"{name}.s") as run:
         source.connect(run)
         source.send([b"x"] * 100)
