@@ -38,6 +38,7 @@ from bench.window import EVERY_S, Window
 from engine.errors import Refused
 
 PLACES = ("veth",)
+VARIES = ("rps", "net.ipv4.ip_early_demux", "net.ipv4.udp_early_demux")  # each case sets its own
 SAME, OTHER = "same", "other"
 CLAIMS = (
     Claim("1 flow, other", against="1 flow, same", at_least=2),

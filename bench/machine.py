@@ -59,14 +59,25 @@ def config(places: Sequence[Place] = ()) -> dict[str, Any]:
 def changes(before: Any, after: Any, key: str = "") -> Iterator[dict[str, Any]]:
     """What differs between two configurations: {key: "sysctl.net.core.rmem_max", before, after}.
 
-    None where one has no such key. `load` is left out: it changes always.
+    None where one has no such key. Of two lists of names, those that the other has not. `load` is left out:
+    it changes always.
     """
     if isinstance(before, dict) and isinstance(after, dict):
         for name in dict.fromkeys((*before, *after)):
             if name != "load":
                 yield from changes(before.get(name), after.get(name), f"{key}.{name}" if key else name)
     elif before != after:
+        if _are_names(before) and _are_names(after):
+            before, after = _without(before, after), _without(after, before)
         yield {"key": key, "before": before, "after": after}
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _without(names: list[str], others: list[str]) -> list[str]:
+    return [name for name in names if name not in others]
 
 
 def network(device: str) -> dict[str, Any]:
@@ -93,7 +104,8 @@ def _sides(places: Sequence[Place]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield place.name, _side(place.receive)
         else:
             yield f"{place.name}, receiver", _side(place.receive)
-            yield f"{place.name}, sender", _side(place.send)
+            if not place.send.remote:
+                yield f"{place.name}, sender", _side(place.send)
 
 
 def _side(side: Side) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from bench import compare, machine, noise, report
+from bench import compare, machine, noise, remote, report
 from bench.children import end_children
 from bench.place import open_place
 from bench.progress import Progress, duration
@@ -45,6 +45,8 @@ def run(
     seed: int | None = None,
     out: Path | None = None,
     device: str | None = None,
+    peer: str | None = None,
+    port: int = remote.PORT,
     json: bool = False,
 ) -> int:
     """Do an experiment, or go on with it; the exit code.
@@ -57,19 +59,22 @@ def run(
         "quick": quick,
         "runs": runs or (QUICK_RUNS if quick else RUNS),
         "device": device,
+        "peer": f"{peer} --port {port}" if peer else None,
     }
     earlier = _earlier(folder, name, options, seed)
     options["seed"] = random.randrange(1 << 31) if seed is None else seed
     with ExitStack() as stack:
         stack.enter_context(_signals_interrupt())
         names = (device,) if device else getattr(experiment, "PLACES", ())
-        places = tuple(stack.enter_context(open_place(place)) for place in names)
+        places = tuple(stack.enter_context(open_place(place)) for place in names if not peer)
+        if peer:
+            places = (remote.place(device or "", peer, port),)
         cases = list(experiment.cases(Setting(quick, places)))
-        before = machine.config(places)
-        result = _begin(name, options, folder, before, earlier)
+        before, varies = machine.config(places), getattr(experiment, "VARIES", ())
+        result = _begin(name, options, folder, before, earlier, varies)
         taken = _taken(cases, folder, earlier)
         stopped = _measure(experiment, cases, folder, result, taken)
-        result["changes"] += _changes(before, machine.config(places), "during the runs")
+        result["changes"] += _changes(before, machine.config(places), "during the runs", varies)
     _finish(experiment, cases, result, taken, complete=not stopped)
     report.save(folder, result)
     told = _report(folder, result, experiment)
@@ -90,7 +95,7 @@ def _experiment(name: str) -> Any:
 
 
 def _command(name: str, options: dict[str, Any]) -> str:
-    device = f" --device {options['device']}" if options["device"] else ""
+    device = "".join(f" --{key} {options[key]}" for key in ("device", "peer") if options[key])
     quick = " --quick" if options["quick"] else ""
     return f"rxring bench {name}{quick} --runs {options['runs']} --seed {options['seed']}{device}"
 
@@ -125,13 +130,18 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _begin(
-    name: str, options: dict[str, Any], folder: Path, config: dict[str, Any], earlier: dict[str, Any] | None
+    name: str,
+    options: dict[str, Any],
+    folder: Path,
+    config: dict[str, Any],
+    earlier: dict[str, Any] | None,
+    varies: Sequence[str],
 ) -> dict[str, Any]:
     """result.json without the cases. What was begun earlier keeps the configuration of its beginning."""
     git = machine.git()
     if earlier:
         _note(f"going on with {folder}")
-        changes = _changes(earlier["config"], config, "before going on")
+        changes = _changes(earlier["config"], config, "before going on", varies)
         made = sum(len(case["runs"]) for case in earlier["cases"])
         notes = [*earlier["notes"], f"it was stopped after {made} runs, and gone on with at {_now()}"]
         if git != earlier["git"]:
@@ -161,10 +171,18 @@ def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %z")
 
 
-def _changes(before: dict[str, Any], after: dict[str, Any], when: str) -> list[dict[str, Any]]:
-    """Of what `machine.config` tells."""
+def _changes(
+    before: dict[str, Any], after: dict[str, Any], when: str, varies: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Of what `machine.config` tells, but for what the experiment itself sets at its places."""
     before = {key: value for key, value in before.items() if key in after}
-    return [{"when": when, **change} for change in machine.changes(before, after)]
+    found = machine.changes(before, after)
+    own = tuple(f".{name}." for name in varies)
+    return [
+        {"when": when, **change}
+        for change in found
+        if not (change["key"].startswith("sides.") and any(name in f"{change['key']}." for name in own))
+    ]
 
 
 def _taken(cases: Sequence[Case], folder: Path, earlier: dict[str, Any] | None) -> dict[str, Taken]:
@@ -261,13 +279,25 @@ _JSON = click.option("--json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--runs", type=click.IntRange(1), metavar="N", help=f"Rounds ({RUNS}).")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the order within the rounds (random).")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="(results/NAME-TIME)")
-@click.option("--device", metavar="lo|veth", help="Where packets go (what the experiment says).")
+@click.option("--device", metavar="lo|veth|DEV", help="Where packets go (what the experiment says).")
+@click.option("--peer", metavar="HOST", help="The other machine; DEV leads there.")
+@click.option(
+    "--role", type=click.Choice(("receiver", "sender")), default="receiver", help="Of this machine."
+)
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=remote.PORT, help="Where the sender's listens."
+)
 @_JSON
-def _run(name: str, **options: Any) -> int:
+def _run(name: str, role: str, **options: Any) -> int:
     """An experiment: its cases in turn, their medians and spread, and whether what is claimed holds.
 
-    Given the --out of one that was stopped, it goes on.
+    Given the --out of one that was stopped, it goes on. Between two machines, start --role sender first.
     """
+    if (peer := options["peer"]) is None and role == "sender":
+        raise Refused("--role sender needs the other machine: give --peer HOST")
+    if role == "sender":
+        remote.serve(peer, options["port"])
+        return 0
     return run(name, **options)
 
 

@@ -342,13 +342,12 @@ def _widest(table: Table, column: int) -> int:
 
 
 def _rich(table: Table) -> RichTable:
-    """Numbers stay whole; where it is too wide, words are broken."""
+    """Numbers stay whole; where it is too wide, words are broken, those of the head first."""
     shown = RichTable(header_style="bold", box=SIMPLE_HEAD, padding=0)
     for index, column in enumerate(table.columns):
-        if is_numeric(table, index):
-            shown.add_column(column, justify="right", no_wrap=True)
-        else:
-            shown.add_column(column, overflow="fold", min_width=min(_LEAST, _widest(table, index)))
+        numeric, widest = is_numeric(table, index), _widest(table, index)
+        least = widest if numeric else min(_LEAST, widest)
+        shown.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=least)
     for row in table.rows:
         shown.add_row(*map(_styled, row))
     return shown

@@ -5,6 +5,7 @@ An experiment is a module of this folder. Its docstring is its help. It has
     cases(setting)   the cases, compiled and ready; `seconds` in their parameters: how long a run takes
     CLAIMS           what must hold of them
     PLACES           where it runs, unless somebody chose (bench/place.py); none: nothing crosses a network
+    VARIES           what its cases set at those places: mtu, rps, offloads, net.ipv4.ip_early_demux …
     WARM_UP          True: a round before the first, and after a break, is not counted
     tell(result)     sections that it adds to the report, if it does
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLACES = ("veth",)
+VARIES = ("mtu", "rps", "offloads")  # each case sets its own
 SAME, DIFFERENT = "same", "different"
 CLAIMS = (
     Claim("9000, 256 KiB, different", against="9000, 256 KiB, same", at_least=1),

@@ -21,6 +21,9 @@ def test_changes_are_named_by_their_way() -> None:
     after = {"a": {"b": 1, "c": [3]}, "load": 9.0, "new": {"d": None}}
     assert changes(before, after) == [("a.c", 2, [3]), ("gone", "x", None), ("new", None, {"d": None})]
     assert changes(before, before) == []
+    assert changes({"offloads": ["a", "b", "c"]}, {"offloads": ["b", "d"]}) == [
+        ("offloads", ["a", "c"], ["d"])
+    ]
 
 
 def test_it_reads_the_same_twice_and_is_json() -> None:

@@ -120,6 +120,18 @@ def test_what_changed_during_the_runs_makes_it_invalid(
     assert "changed during the runs" in capsys.readouterr().out
 
 
+def test_what_the_cases_themselves_set_at_their_places_is_no_change(
+    tiny: ModuleType, bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.VARIES = ("rps", "net.ipv4.ip_early_demux")  # type: ignore[attr-defined]
+    side = {"rps": {"rx-0": ""}, "mtu": "1500", "sysctl": {"net.ipv4.ip_early_demux": "1"}}
+    other = {"rps": {"rx-0": "1"}, "mtu": "9000", "sysctl": {"net.ipv4.ip_early_demux": "0"}}
+    looks = iter([machine.config() | {"sides": {"veth": one}} for one in (side, other)])
+    monkeypatch.setattr(machine, "config", lambda places: next(looks))
+    assert bench() == 1
+    assert [change["key"] for change in stored(tmp_path)["changes"]] == ["sides.veth.mtu"]
+
+
 def stopping(after: int) -> Callable[[Setting], Iterator[Case]]:
     """Cases that are stopped by Ctrl-C instead of their N-th run."""
     made = []
