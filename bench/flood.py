@@ -18,6 +18,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -140,14 +141,14 @@ class Flood:
         for i, cpu in enumerate(consumers):
             arguments += ["--consumer", f"latency@{cpu},policy={policy},wait={wait},name=reader{i}"]
         with self.place.receive.rxring("run", *arguments) as engine:
-            ready = engine.next("ready")
+            ready, began = engine.next("ready"), time.monotonic()
             workers = [
                 _Worker(role, worker["name"], worker["pid"], cpu)
                 for role, cpus in (("receiver", receivers), ("consumer", consumers))
                 for worker, cpu in zip(ready[f"{role}s"], cpus, strict=True)
             ]
             with contextlib.closing(Status.open(ready["name"])) as status:
-                running = Running(engine, ready, workers, status)
+                running = Running(engine, ready, workers, status, began)
                 yield running
             running.summary = engine.end()
 
@@ -195,12 +196,16 @@ def figures(packets: float, seconds: float, cpu_seconds: float, wrong: float) ->
 
 @dataclass(slots=True)
 class Running:
-    """An engine that runs; `flood` and `trial` are its phases, `figures` what came of it after its end."""
+    """An engine that runs; `flood` and `trial` are its phases, `figures` what came of it after its end.
+
+    began: when it was ready, on the monotonic clock, s.
+    """
 
     engine: Rxring
     ready: dict[str, Any]
     workers: list[_Worker]
     status: Status
+    began: float
     summary: dict[str, Any] = field(default_factory=dict)
     _phases: list[_Phase] = field(default_factory=list)
 
@@ -215,39 +220,54 @@ class Running:
             interval = self.engine.next("interval")
             while interval["seconds"] < begin.interval["seconds"] + 0.9 * flood.window_s:  # never exact
                 interval = self.engine.next("interval")
-            end = self._look(flood, workers, interval)
-            self._phases.append(_Phase(flood, workers, begin, end, sender.end()))
+            end, sent = self._look(flood, workers, interval), sender.end()
+        self._phases.append(_Phase(flood, workers, begin, end, sent, self._settled()))
 
     def trial(self, flood: Flood, seconds: float) -> Figures:
         """Send for so long; its figures, of all that was sent: `lost` and `flags` among them."""
         with flood._send(self._port, seconds) as sender:
             workers = self._with_sender(flood, sender)
-            begin = self._look(flood, workers)
+            begin = self._look(flood, workers, self._fresh())
             sent = sender.next("summary")
-        last, interval = begin.interval, self.engine.next("interval")
-        while interval["seconds"] < begin.interval["seconds"] + seconds or _had(interval) != _had(last):
-            last, interval = interval, self.engine.next("interval")
-        phase = _Phase(flood, workers, begin, self._look(flood, self.workers, interval), sent)
+        before = self._phases[-1].settled if self._phases else None
+        settled = self._settled()
+        phase = _Phase(flood, workers, begin, self._look(flood, self.workers, settled), sent, settled)
         self._phases.append(phase)
-        came = _had(interval) - _had(begin.interval)
-        return {**phase.figures(), "lost": 1 - came / sent["sent"], "flags": [*phase.doubts()]}
+        lost = _lost(_ledger(before, settled, sent))
+        return {**phase.figures(), "lost": lost, "flags": [*phase.doubts()]}
+
+    def _fresh(self) -> dict[str, Any]:
+        """The first interval after now: those before it may have waited to be read."""
+        now = time.monotonic() - self.began
+        while (interval := self.engine.next("interval"))["seconds"] < now:
+            pass
+        return interval
+
+    def _settled(self) -> dict[str, Any]:
+        """An interval after all that has been sent by now was taken: nothing moved since the one before."""
+        last, interval = self._fresh(), self.engine.next("interval")
+        while (_packets(interval), _had(interval)) != (_packets(last), _had(last)):
+            last, interval = interval, self.engine.next("interval")
+        return interval
 
     def figures(self, *, paced: bool = False) -> Figures:
         """Of the last phase, and of the whole run. paced: the first one was for latency."""
-        ledger = self.summary["ledger"]
         first, last = self._phases[0], self._phases[-1]
-        if last.flood.place.send.remote:
-            sent = {key: sum(phase.sent[key] for phase in self._phases) for key in ("sent", "frames")}
-            ledger = _with_sent(ledger, self.summary["receivers"], sent)
-        doubts = [*_lost_unseen(ledger), *(told for phase in self._phases for told in phase.doubts())]
+        ends = [phase.settled for phase in self._phases[:-1]] + [self.summary]
+        ledgers = [
+            _ledger(before, after, phase.sent)
+            for before, after, phase in zip([None, *ends], ends, self._phases, strict=False)
+        ]
+        doubts = [told for ledger in ledgers for told in _lost_unseen(ledger)]
+        doubts += [told for phase in self._phases for told in phase.doubts()]
         return {
             **last.figures(),
             **({"latency": first.latency, "paced": first.figures()} if paced else {}),
-            "ok": _adds_up(ledger),
-            "ledger_balanced": bool(ledger["balanced"]),
+            "ok": _adds_up(self.summary["ledger"]),
+            "ledger_balanced": all(ledger["balanced"] for ledger in ledgers),
             "flags": list(dict.fromkeys([*doubts, *self.summary["placement"]["deviations"]])),
-            "lost": _lost(ledger, last.sent["sent"]),
-            "ledger": ledger,
+            "lost": _lost(ledgers[-1]),
+            "ledger": ledgers[-1],
         }
 
     @property
@@ -296,13 +316,15 @@ class _Moment:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A sender, and what was between two moments. sent: the sender's summary."""
+    """A sender, and what was between two moments. sent: the sender's summary. settled: an interval after all
+    that was sent had been taken."""
 
     flood: Flood
     workers: Sequence[_Worker]
     begin: _Moment
     end: _Moment
     sent: dict[str, Any]
+    settled: dict[str, Any]
 
     @property
     def latency(self) -> dict[str, dict[str, int | None]]:
@@ -395,36 +417,52 @@ def _adds_up(ledger: Mapping[str, Any]) -> bool:
     )
 
 
-def _with_sent(
-    ledger: Mapping[str, Any], receivers: Sequence[Mapping[str, Any]], sent: Mapping[str, Any]
+_COUNTS = (
+    *("socket_dropped", "socket_dropped_frames", "after_stop", "after_stop_frames", "lost_in_flight"),
+    *("received", "refused", "published"),
+)
+
+
+def _ledger(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any], sent: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The ledger with what a sender on another machine says it sent; there is no count of it here."""
-    dropped = ledger["socket_dropped_frames"]
-    shared = Shared(
-        ledger["nic_dropped"], ledger["softnet_dropped"], ledger["other_errors"] + dropped, udp_full=0
-    )
-    kept = ("socket_dropped", "socket_dropped_frames", "after_stop", "after_stop_frames", "lost_in_flight")
+    """That of one sender: what was counted between two views of the run (None: its start), and what was sent.
+
+    Each phase has its own: below the socket messages are counted, and two senders' may be of several sizes.
+    What a sender on another machine sent, the engine does not know.
+    """
+    end = after["ledger"]
+    begin: dict[str, Any] = before["ledger"] if before else dict.fromkeys(end, 0) | {"consumers": {}}
+
+    def risen(key: str) -> Any:
+        return None if end[key] is None or begin[key] is None else end[key] - begin[key]
+
+    dropped = risen("socket_dropped_frames")
     return balance(
         sent=sent["sent"],
         sent_frames=sent["frames"],
-        shared=shared,
-        frames=sum(receiver["frames"] for receiver in receivers),
-        **{key: ledger[key] for key in (*kept, "received", "refused", "published")},
-        consumers={name: {**counts, "joined": 0} for name, counts in ledger["consumers"].items()},
+        shared=Shared(
+            *(risen("nic_dropped"), risen("softnet_dropped")),
+            udp_errors=risen("other_errors") + dropped,
+            udp_full=0,
+        ),
+        frames=_sum(after, "frames") - (_sum(before, "frames") if before else 0),
+        **{key: risen(key) for key in _COUNTS},
+        consumers={
+            name: {key: n - begin["consumers"].get(name, {}).get(key, 0) for key, n in counts.items()}
+            | {"joined": 0}
+            for name, counts in end["consumers"].items()
+        },
     )
 
 
 def _lost_unseen(ledger: Mapping[str, Any]) -> list[str]:
-    if ledger["residual"] is None:
-        return ["what was sent is not known"]
     unit = "packets" if ledger["exact"] else "frames"
     residual = ledger["residual"]
     return [f"{residual} {unit} are nowhere in the ledger"] if residual else []
 
 
-def _lost(ledger: Mapping[str, Any], sent: int) -> float | None:
-    """What the consumer with the fewest did not have, as a share of `sent`."""
-    if ledger["sent"] is None:
-        return None
+def _lost(ledger: Mapping[str, Any]) -> float:
+    """What the consumer with the fewest did not have, as a share of what was sent."""
     had = min((account["delivered"] for account in ledger["consumers"].values()), default=ledger["received"])
-    return float((ledger["sent"] - had) / sent)
+    return float(1 - had / ledger["sent"])

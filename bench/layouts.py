@@ -107,7 +107,7 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def _of_layout(place: Place, found: Cores, quick: bool) -> Iterator[Case]:
-    warm_s, window_s = (0.2, 0.4) if quick else (0.4, 0.8)
+    warm_s, window_s = (0.15, 0.3) if quick else (0.4, 0.8)
     flood = Flood(
         *(SIZE, SEGMENTS, found.receive, found.send, warm_s, window_s, place),
         interrupt_cpu=found.interrupt,
@@ -150,8 +150,8 @@ def tell(result: dict[str, Any]) -> Iterator[Section]:
             Picture(f"cores-{place}", _alt(place, plain), functools.partial(draw_cores, plain)),
         )
         text = (
-            f"A flood of packets of {SIZE} bytes. Costs are in ns for a packet received. A thread's own time has in "
-            "it what interrupts took while it ran, unless the kernel counts those apart.",
+            f"A flood of packets of {SIZE} bytes. Costs are in ns for a packet received. A thread's own time "
+            "has in it what interrupts took while it ran, unless the kernel counts those apart.",
         )
         yield Section(f"{place}: rates and costs", text, Table(_RATES, tuple(map(_rate_row, here))))
         yield Section(
@@ -201,8 +201,8 @@ def starved(plain: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield Alarm(
             f"With interrupts on the receiver's CPU it starves: {_rate(same)}, {number(ratio)} of what "
             f"`{_layout(best)}` receives. Of what was sent {lost_of}, {at_socket} of that at the socket, "
-            "which the receiver could not empty in time: interrupts come before any process, and a flood "
-            "leaves none of the CPU (receive livelock)."
+            "which the receiver could not empty in time, the rest in the CPU's backlog before it: interrupts "
+            "come before any process, and a flood leaves it none of the CPU (receive livelock)."
         )
 
 

@@ -7,10 +7,11 @@ do. Both goals are searched for, and every trial serves both. Upwards from the l
 one before, and one trial that loses nothing is enough to go on; then the interval between the highest rate
 that holds and the lowest that fails is halved, and what is found in the end has held by all of its trials.
 
-A trial is packets of 100 bytes, one a message, sent at that rate for a short while to an engine that goes on
-running, with one consumer that gates and blocks; GRO is off. Lost is what was sent and the consumer did not
-have. A trial whose sender was slower or later than asked is none: it is repeated, and where that happens
-again the sender is the limit, said as such, and the rate found is a lower bound.
+A trial is packets of 100 bytes, in GSO messages of 16, since one by one the sender is the limit, sent at that
+rate for a short while to an engine that goes on running, with one consumer that gates and blocks; GRO is off.
+Lost is what was sent and the consumer did not have. A trial whose sender was slower or later than asked is
+none: it is repeated, and where that happens again the sender is the limit, said as such, and the rate found
+is a lower bound.
 
 `value` is the rate without loss, `small_loss` that with at most 0.1 %; `fails_at` is the next rate tried.
 """
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 PLACES = ("lo", "veth")
 CLAIMS = ()
 
-SIZE = 100
+SIZE, SEGMENTS = 100, 16
 GOALS = {"value": 0.0, "small_loss": 0.001}  # of the packets, that may be lost
 TRIALS = 3  # at a rate, at most
 LEAST = 100_000  # packets/s, the first rate tried; nothing is looked for below it
@@ -133,7 +134,9 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def _case(place: Place, found: Cores, quick: bool) -> Case:
-    flood = Flood(*(SIZE, 1, found.receive, found.send, 0.1, TRIAL_S, place), interrupt_cpu=found.interrupt)
+    flood = Flood(
+        *(SIZE, SEGMENTS, found.receive, found.send, 0.1, TRIAL_S, place), interrupt_cpu=found.interrupt
+    )
     trials, halvings, trial_s = (1, 0, 0.2) if quick else (TRIALS, HALVINGS, TRIAL_S)
     parameters = flood.parameters | {"layout": found.layout, "process_cpu": found.process}
     parameters |= {"trials": trials, "halvings": halvings, "trial_s": trial_s, "shared": found.shared}

@@ -2,10 +2,10 @@
 
 A flood of packets of 100 bytes, in GSO messages of 64, to an engine with `--gro off`: 1 consumer, 1 receiver,
 a ring of 40 MiB, 1 flow; then one of these changed at a time. Every consumer reads every packet, with
-`latency`, gating and blocking. Consumers have the CPUs that neither sender nor receiver has, in turn;
-where there is none they all share the receiver's, and their cost comes out of its rate. A second receiver
-has another of those CPUs; where there is none, the sender's. To give it something to do there are 64 flows then. `cpus`
-in the parameters of a case says who ran where.
+`latency`, gating and blocking. Consumers have the CPUs that neither sender nor receiver has, in turn; where
+there is none they all share the receiver's, and their cost comes out of its rate. A second receiver has
+another of those CPUs; where there is none, the sender's. There are 64 flows then, so that it gets some.
+`cpus` in the parameters of a case says who ran where.
 
 The rate is that of packets received, each counted once. Costs are threads' own time for a packet received;
 those of consumers are of all of them together.
