@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +27,7 @@ from bench import pictures
 from bench.report_html import html
 from bench.report_md import markdown
 from bench.section import Alarm, Picture, Section, Table, is_numeric
-from bench.spread import overlap as overlap
+from bench.spread import overlap
 from engine.affinity.topology import format_cpu_list
 
 if TYPE_CHECKING:
@@ -100,8 +101,8 @@ def print_sections(sections: Iterable[Section]) -> None:
         console.print(Text(section.title, style="bold"))
         for line in section.text:
             console.print(_styled(line))
-        if section.table:
-            console.print(_rich(section.table))
+        for part in _parts(section.table, console.width) if section.table else ():
+            console.print(_rich(part, console.width))
 
 
 def print_list(purposes: dict[str, str], *, json: bool) -> None:
@@ -337,17 +338,43 @@ def _styled(text: str) -> Text:
     return Text(text.replace("`", ""), style="bold red" if isinstance(text, Alarm) else "")
 
 
+def _parts(table: Table, width: int) -> Iterator[Table]:
+    """The table, or where it is too wide, some of its columns below the others; the first one in all."""
+    groups: list[list[int]] = [[0]]
+    for index in range(1, len(table.columns)):
+        if len(groups[-1]) > 1 and _width(table, [*groups[-1], index]) > width:
+            groups.append([0])
+        groups[-1].append(index)
+    for group in groups:
+        rows = tuple(tuple(row[index] for index in group) for row in table.rows)
+        yield Table(tuple(table.columns[index] for index in group), rows)
+
+
+def _width(table: Table, columns: Iterable[int]) -> int:
+    """Of the narrowest table, with a blank beside each column."""
+    return 2 + sum(_least(table, index) + 1 for index in columns)
+
+
+def _least(table: Table, column: int) -> int:
+    """Characters that it needs: numbers stay whole; words may be broken, the head between words."""
+    head = max(map(len, table.columns[column].split()), default=0)
+    widest = _widest(table, column)
+    return max(head, widest if is_numeric(table, column) else min(_LEAST, widest))
+
+
 def _widest(table: Table, column: int) -> int:
     return max((len(row[column]) for row in table.rows), default=0)
 
 
-def _rich(table: Table) -> RichTable:
-    """Numbers stay whole; where it is too wide, words are broken, those of the head first."""
+def _rich(table: Table, width: int) -> RichTable:
     shown = RichTable(header_style="bold", box=SIMPLE_HEAD, padding=0)
-    for index, column in enumerate(table.columns):
-        numeric, widest = is_numeric(table, index), _widest(table, index)
-        least = widest if numeric else min(_LEAST, widest)
-        shown.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=least)
+    heads = [max(len(name), _widest(table, index)) + 1 for index, name in enumerate(table.columns)]
+    for index, name in enumerate(table.columns):
+        if is_numeric(table, index):
+            head = name if 2 + sum(heads) <= width else textwrap.fill(name, _least(table, index))
+            shown.add_column(head, justify="right", no_wrap=True)
+        else:
+            shown.add_column(name, overflow="fold", min_width=_least(table, index))
     for row in table.rows:
         shown.add_row(*map(_styled, row))
     return shown

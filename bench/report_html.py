@@ -20,8 +20,9 @@ code { font: .9em ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; 
 .wide { overflow-x: auto; margin: .8rem 0 }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums }
 th, td { padding: .18rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid #e4e4e4 }
-th { border-bottom: 2px solid #888; white-space: nowrap }
-.number { text-align: right; white-space: nowrap }
+th { border-bottom: 2px solid #888; vertical-align: bottom }
+.number { text-align: right }
+td.number { white-space: nowrap }
 tbody tr:hover { background: #f6f8fa }
 .alarm { color: #b00020; font-weight: 600 }
 img { display: block; max-width: 100%; height: auto; margin: 1rem 0 }

@@ -38,10 +38,10 @@ from bench import pictures
 from bench.machine import two_cpus
 from bench.pictures import Curve
 from bench.place import Place
-from bench.report import number, overlap, span
+from bench.report import number, span
 from bench.runner import Case, Claim, Figures, Setting
 from bench.section import Picture, Section, Table
-from bench.spread import median, ratios
+from bench.spread import median, overlap, ratios
 from bench.window import EVERY_S, Window
 from engine.errors import Refused
 

@@ -187,6 +187,19 @@ def test_a_terminal_shows_numbers_whole(
     assert not any("…" in line.replace("1…", "") for line in lines)  # nothing is cut off
 
 
+def test_a_table_too_wide_goes_on_below(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "_WIDTH", 80)
+    columns = ("buffer", *(f"column {i} µs/KB" for i in range(19)))
+    rows = tuple((str(i), *(f"{1000 * i + j + 7000}.125" for j in range(19))) for i in range(3))
+    report.print_sections([Section("Wide", table=Table(columns, rows))])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(out.count(cell) == 1 for row in rows for cell in row[1:])
+    assert out.count("buffer") > 1
+
+
 @pytest.mark.parametrize(
     ("cells", "numeric"),
     [(("1", "2.5", "–"), True), (("1 – 2", "≥ 3"), True), (("1", "a"), False), (("12 %", "−3"), True)],
