@@ -26,6 +26,8 @@ from engine.affinity.topology import format_hex_mask
 from engine.errors import Failed, Refused
 
 _CLONE_NEWNET = 0x4000_0000
+_NAMESPACES = Path("/run/netns")
+_PREFIX = "rxring-bench"
 
 
 @dataclass(slots=True)
@@ -76,7 +78,7 @@ class Side:
     def __enter__(self) -> Self:
         self._home.append(os.open("/proc/self/ns/net", os.O_RDONLY))
         if self.namespace:
-            _enter(f"/run/netns/{self.namespace}")
+            _enter(_NAMESPACES / self.namespace)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,7 +116,8 @@ def open_place(name: str) -> Iterator[Place]:
 def _cable() -> Iterator[Place]:
     if os.geteuid() != 0:
         raise Refused("veth needs root, to make network namespaces: use sudo, or lo")
-    sides = [Side(f"rxv{i}", f"10.118.0.{i}", f"rxring-bench{os.getpid()}.{i}") for i in (1, 2)]  # 1 receives
+    _remove_dead()
+    sides = [Side(f"rxv{i}", f"10.118.0.{i}", f"{_PREFIX}{os.getpid()}.{i}") for i in (1, 2)]  # 1 receives
     macs = {side.device: f"02:00:00:52:58:0{i}" for i, side in enumerate(sides, 1)}
     with ExitStack() as undo:
         for side in sides:
@@ -132,6 +135,14 @@ def _cable() -> Iterator[Place]:
             know = ("neigh", "replace", other.host, "lladdr", macs[other.device], "dev", side.device)
             _run(*here, *know, "nud", "permanent")
         yield Place("veth", one, two)
+
+
+def _remove_dead() -> None:
+    """What was left by one of us who was killed; the cable goes with its ends."""
+    for namespace in _NAMESPACES.glob(f"{_PREFIX}*.[12]"):
+        pid = namespace.stem.removeprefix(_PREFIX)
+        if not Path("/proc", pid).exists():
+            _run("ip", "netns", "delete", namespace.name)
 
 
 def _run(*words: str) -> str:

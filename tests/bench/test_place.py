@@ -1,7 +1,9 @@
 import os
+import signal
 import subprocess
 
 import pytest
+from forked import Child, readable
 
 from bench.place import open_place
 from engine.errors import Refused
@@ -15,7 +17,6 @@ def _namespaces() -> list[str]:
 def test_packets_cross_it_and_it_is_gone_afterwards(name: str) -> None:
     if name == "veth" and os.geteuid() != 0:
         pytest.skip("needs root, to make network namespaces")
-    before = _namespaces()
     with open_place(name) as place:
         assert place.name == name
         listen = f"udp://{place.receive.host}:0"
@@ -27,7 +28,31 @@ def test_packets_cross_it_and_it_is_gone_afterwards(name: str) -> None:
             summary = engine.next("summary")
     assert sent["sent"] >= 1000  # and closing stamps
     assert summary["receivers"][0]["packets"] == 1000
-    assert _namespaces() == before
+    assert not any(f"bench{os.getpid()}." in namespace for namespace in _namespaces())
+
+
+@pytest.mark.root
+def test_what_one_who_was_killed_left_is_removed_by_the_next() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make network namespaces")
+    before = _namespaces()
+    ready, write_end = os.pipe()
+
+    def live() -> None:
+        with open_place("veth"):
+            os.write(write_end, b"x")
+            signal.pause()
+
+    child = Child(live)
+    assert readable(ready, 60)
+    left = {*_namespaces()} - {*before}
+    child.kill()
+    assert len(left) == 2
+    with open_place("veth"):
+        assert not left & {*_namespaces()}
+    assert not left & {*_namespaces()}
+    os.close(ready)
+    os.close(write_end)
 
 
 @pytest.mark.root
