@@ -67,6 +67,8 @@ _WAIT_NS = 60_000_000_000  # longer than any run
 DROP = 0.8  # of the rate with the cap: what is below it, is a drop
 RARE = 0.01  # of the reads: so few long ones explain no drop
 _COLUMNS = ("ring", "way", "asked for ÷ ring", "cap", "M/s", "min – max", "frames a read", "reads > half")
+_COLUMNS_2024 = ("ring", "a read takes", "2024, GB/s", "ratio", "here, M/s", "ratio")
+_2024 = {"half": 3.18, "all": 1.49}  # GB/s; all, to a producer of half the ring: 2.00
 _Key = tuple[int, str, float, bool]  # frames, way, fraction, capped
 
 
@@ -214,6 +216,14 @@ def tell(result: dict[str, Any]) -> Iterator[Section]:
     )
     yield Section("Does the drop show?", tuple(verdicts(cases)), picture=rate)
     yield Section("Long reads", table=Table(_COLUMNS, tuple(map(_row, cases))), picture=share)
+    yield Section(
+        "Beside the figures of 2024",
+        (
+            "SMC-R over 25 Gbit/s, a ring of 256 KiB, the producer's messages as long as the consumer's; here "
+            "the way `whole`, whose reader waits for all it asked for. A ratio is to the first line.",
+        ),
+        table=Table(_COLUMNS_2024, tuple(_beside_2024(cases))),
+    )
 
 
 def verdicts(cases: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -261,6 +271,23 @@ def _row(case: dict[str, Any]) -> tuple[str, ...]:
     cap = "half" if capped else "none"
     spread = span(case["min"], case["max"])
     return (str(frames), way, f"{fraction:g}", cap, number(case["median"]), spread, *reads)
+
+
+def _beside_2024(cases: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Half the ring, all of it, and all of it asked for but the half got, in each ring."""
+    runs = {_key(case): [run["value"] for run in case["runs"]] for case in cases}
+    for frames in sorted({key[0] for key in runs}):
+        first = runs.get((frames, "whole", 0.5, True), [])
+        for what, then, key in (
+            ("half", "half", (frames, "whole", 0.5, True)),
+            ("all, no cap", "all", (frames, "whole", 1, False)),
+            ("all asked for, half got", None, (frames, "whole", 1, True)),
+        ):
+            found, relative = runs.get(key, []), ratios(runs.get(key, []), first)
+            if relative:
+                figures = ("–", "–") if then is None else (number(_2024[then]), f"{_2024[then] / 3.18:.2f}")
+                here = median([value for value in found if value is not None])
+                yield (str(frames), what, *figures, number(here), f"{median(relative):.2f}")
 
 
 def _picture(cases: Sequence[dict[str, Any]], figure: str, y: str) -> Figure:

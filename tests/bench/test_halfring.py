@@ -134,10 +134,16 @@ def test_what_the_report_tells() -> None:
     cases = [case("whole", 0.5, True, [100.0, 90.0], 0.0), case("whole", 1, True, [100.0, 90.0], 0.0)]
     cases += [case("whole", 1, False, [50.0, 45.0], 1.0)]
     not_run = case("spin", 1, False, [1.0], 0.0) | {"median": None, "runs": []}
-    drop, reads = halfring.tell({"cases": [*cases, not_run]})
+    drop, reads, beside = halfring.tell({"cases": [*cases, not_run]})
     assert drop.text[0].startswith(f"{FRAMES} frames, whole: the drop shows: without the cap 0.5 of")
     assert reads.table
     assert reads.table.rows[2] == ("1024", "whole", "1", "none", "50", "45 – 50", "512", "1")
+    assert beside.table
+    assert beside.table.rows == (
+        ("1024", "half", "3.18", "1.00", "95", "1.00"),
+        ("1024", "all, no cap", "1.49", "0.47", "47.5", "0.50"),
+        ("1024", "all asked for, half got", "–", "–", "95", "1.00"),
+    )
     pytest.importorskip("matplotlib")
     for section in (drop, reads):
         assert section.picture
