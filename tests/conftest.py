@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 from rings import locks
 from rings.layout import LOCK_OWNER, LOCK_WRITER
 
+# Jobs that a shell starts in the background ignore it, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 SHM = Path("/dev/shm")
 _MARK = "RXRING_TEST_SESSION"
 _numbers = itertools.count()

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 import numpy as np
+from forked import readable
 
 from engine.ledger import REFUSED
 from engine.net.libc import SOL_UDP, UDP_SEGMENT, shared_zeros
@@ -108,6 +109,8 @@ class Link:
 
     def take(self, seconds: float = 5.0, *, drain: bool = True) -> int:
         """Receive until the socket is empty, or as long as it takes; why it ended."""
+        if drain and self.sent > self.received + self.drops.read() + self.discarded:
+            readable(self.sock.fileno(), 0.1)  # a busy CPU may deliver after the send
         deadline_ns = int(monotonic_ns()) + int(seconds * 1e9)
         why = receive(self.rx.state, self.writer.record, self.stop.ctypes.data, deadline_ns, drain)
         return int(why)

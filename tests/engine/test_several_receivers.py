@@ -34,7 +34,7 @@ def sent_by(process: subprocess.Popen[bytes]) -> dict[str, Any]:
 @pytest.mark.parametrize("steer", ["flow", "cpu"])
 def test_a_port_shared_by_several(name: str, steer: str) -> None:
     flags = ("--receivers", "2", "--steer", steer, "--sender", f"{name}.s", *FLAGS)
-    with Run(name, *flags, command=True) as run:
+    with Run(name, *flags) as run:
         first, second = run.ready["receivers"]
         assert first["port"] == second["port"]
         assert [first["name"], second["name"]] == ["rx0", "rx1"]
@@ -74,7 +74,7 @@ def test_receivers_of_different_ports(name: str) -> None:
 
 def test_any_of_them_dies_and_the_run_goes_on(name: str) -> None:
     flags = ("--receivers", "3", "--sender", f"{name}.s", *FLAGS)
-    with Run(name, *flags, command=True) as run:
+    with Run(name, *flags) as run:
         sender = sending(name, run.port, "--flows", "32", "--rate", "20000", "--duration", "2.5")
         run.await_interval(lambda view: view["ledger"]["published"] > 1000)
         for worker in (1, 3, 0, 4, 2):
@@ -90,7 +90,7 @@ def test_any_of_them_dies_and_the_run_goes_on(name: str) -> None:
 
 
 def test_packets_are_counted_together(name: str) -> None:
-    with Run(name, "--receivers", "2", "--packets", "5000", *FLAGS, command=True) as run:
+    with Run(name, "--receivers", "2", "--packets", "5000", *FLAGS) as run:
         sender = sending(name, run.port, "--flows", "16", "--rate", "20000")
         summary = run.end(None)
         sender.send_signal(signal.SIGINT)
@@ -100,7 +100,7 @@ def test_packets_are_counted_together(name: str) -> None:
 
 
 def test_without_a_supervisor_all_of_them_leave(name: str) -> None:
-    with Run(name, "--receivers", "2", *FLAGS, command=True) as run:
+    with Run(name, "--receivers", "2", *FLAGS) as run:
         assert run.ready
         run.send_signal(signal.SIGKILL)
         assert run.wait() == -signal.SIGKILL

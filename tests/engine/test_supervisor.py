@@ -354,9 +354,7 @@ def test_gro_brings_frames_and_counts_packets(name: str) -> None:
 
 
 def test_where_gro_drops_the_ledger_is_in_frames(name: str) -> None:
-    with Run(
-        name, *("--consumer", "gaps", "--sender", f"{name}.s", "--rcvbuf", "100000"), command=True
-    ) as run:
+    with Run(name, "--consumer", "gaps", "--sender", f"{name}.s", "--rcvbuf", "100000") as run:
         os.kill(run.worker(0), signal.SIGSTOP)
         sent = send(run, f"{name}.s", "--packets", "64000", "--size", "100", "--gso", "64")
         os.kill(run.worker(0), signal.SIGCONT)
