@@ -268,7 +268,7 @@ def _saturation(found: Mapping[str, Any], fewest: Mapping[str, int | None]) -> I
             told.append(f"`{layout}`: {flows} of {', '.join(tried)}")
     if told:
         yield (
-            f"The fewest flows that bring all this sink takes, within {100 * (1 - SATURATED):.0f} %: "
+            f"The fewest flows that bring the most into the ring, within {100 * (1 - SATURATED):.0f} %: "
             f"{'; '.join(told)}. In 2016 it took 1 before, 3 after, where a flow came with a queue and a "
             "softirq core. Here one sender and one softirq core serve all flows; more of them bring no more "
             "packets"

@@ -41,7 +41,7 @@ from bench.place import Place
 from bench.report import number, span
 from bench.runner import Case, Claim, Figures, Setting
 from bench.section import Picture, Section, Table
-from bench.spread import median, overlap, ratios
+from bench.spread import interval, median, overlap, ratios
 from bench.window import EVERY_S, Window
 from engine.errors import Refused
 
@@ -61,7 +61,6 @@ BUFFERS, QUICK_BUFFERS = (64, 96, 128, 192, 256, 512, 1024), (64, 256, 1024)  # 
 MTUS, QUICK_MTUS = (1500, 9000), (9000,)
 WHOLE_BUFFER = 256  # KiB, of the cases with segmentation offload
 MESSAGE = 64 << 10
-AGREES = 1.05  # of the throughput of `same`
 COLLAPSE = 0.9  # of the best: what is below it, at the largest buffer, has collapsed
 
 # S3: for each MTU, 10⁶ bits/s (best, its buffer in KiB, at the largest buffer) before and after the change.
@@ -280,8 +279,11 @@ def _collapses(swept: Sequence[dict[str, Any]]) -> Iterator[str]:
     for (mtu, layout), cases in _by_series(swept).items():
         best, last = _best_and_largest(cases)
         most, end = best["median"], last["median"]
-        told = f"MTU {mtu}, {layout}: {number(most)} at {best['parameters']['buffer'] >> 10} KiB, "
-        told += f"{number(end)} at {last['parameters']['buffer'] >> 10} KiB"
+        told = f"MTU {mtu}, {layout}: {number(most)} at {best['parameters']['buffer'] >> 10} KiB"
+        if best is last:
+            yield f"{told}, the largest buffer: no collapse"
+            continue
+        told += f", {number(end)} at {last['parameters']['buffer'] >> 10} KiB"
         if end >= COLLAPSE * most:
             yield f"{told}: no collapse at large buffers"
         elif overlap(best["ci"], last["ci"]):
@@ -312,21 +314,25 @@ def _apart(swept: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield (
                 f"MTU {mtu}: interrupts on another CPU than the receiver's give {number(median(found))} of "
                 f"the throughput (within a round, all buffers: {span(min(found), max(found))}). "
-                + _why(median(found), shared, _load(same), _load(apart))
+                + _why(interval(found), shared, _load(same), _load(apart))
             )
 
 
-def _why(ratio: float, shared: bool, same: tuple[float, float], apart: tuple[float, float]) -> str:
-    """same, apart: how busy the receiver's and the sender's CPU were, per cent."""
-    loads = (
-        f"The receiver's CPU was {same[0]:.0f} % busy with them and {apart[0]:.0f} % without, the sender's "
-        f"{same[1]:.0f} and {apart[1]:.0f} %"
+def _why(
+    ratio: tuple[float, float], shared: bool, same: tuple[float, float], apart: tuple[float, float]
+) -> str:
+    """ratio: in which its median lies. same, apart: how busy receiver's and sender's CPU were, per cent."""
+    low, high = ratio
+    verdict = "That makes no difference that could be told"
+    if low > 1:
+        verdict = "It agrees with what the author says of Linux and Solaris"
+    elif high < 1:
+        verdict = "It does not agree with what the author says of Linux and Solaris"
+    shares = "; with two CPUs it is the sender's that takes them" if shared else ""
+    return (
+        f"{verdict} (interval of the median: {span(low, high)}). The receiver's CPU was {same[0]:.0f} % busy "
+        f"with them and {apart[0]:.0f} % without, the sender's {same[1]:.0f} and {apart[1]:.0f} %{shares}."
     )
-    if ratio >= AGREES:
-        return f"{loads}. It agrees with what the author says of Linux and Solaris."
-    price = "; with two CPUs it is the sender's that takes them, and loses what the receiver's gains"
-    verdict = "It does not agree" if ratio <= 1 / AGREES else "That makes no difference here"
-    return f"{verdict} with what the author says of Linux and Solaris. {loads}{price if shared else ''}."
 
 
 def _load(cases: Sequence[dict[str, Any]]) -> tuple[float, float]:

@@ -115,7 +115,7 @@ def test_what_the_report_tells() -> None:
     collapse, spread, whole_is_best, author, whole = beside.text
     assert collapse == "MTU 9000, same: 1100 at 64 KiB, 550 at 1024 KiB: it collapses, to 0.50 of the best"
     assert spread.endswith("less, but within the spread of the runs")
-    assert whole_is_best.endswith("no collapse at large buffers")
+    assert whole_is_best == "MTU 1500, same: 100 at 256 KiB, the largest buffer: no collapse"
     assert "give 2 of the throughput" in author
     assert "It agrees" in author
     assert "400 × 10⁶ bits/s pass instead of 100" in whole
@@ -134,10 +134,16 @@ def test_what_the_report_tells() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "said"), [(1.2, "It agrees with"), (1.0, "makes no difference"), (0.8, "It does not agree")]
+    ("ratio", "said"),
+    [
+        ((1.1, 1.3), "It agrees with"),
+        ((0.9, 1.2), "makes no difference that could be told"),
+        ((0.7, 0.9), "It does not agree"),
+    ],
 )
-def test_what_is_said_of_the_author(ratio: float, said: str) -> None:
-    told = sockbuf._why(ratio, True, (90.0, 30.0), (60.0, 80.0))
+@pytest.mark.parametrize("shared", [True, False])
+def test_what_is_said_of_the_author(ratio: tuple[float, float], said: str, shared: bool) -> None:
+    told = sockbuf._why(ratio, shared, (90.0, 30.0), (60.0, 80.0))
     assert said in told
-    assert "busy with them and 60 % without" in told
-    assert ("with two CPUs it is the sender's" in told) is (ratio < 1.05)
+    assert "busy with them and 60 % without, the sender's 30 and 80 %" in told
+    assert ("with two CPUs it is the sender's" in told) is shared
