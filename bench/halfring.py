@@ -219,8 +219,8 @@ def tell(result: dict[str, Any]) -> Iterator[Section]:
     yield Section(
         "Beside the figures of 2024",
         (
-            "SMC-R over 25 Gbit/s, a ring of 256 KiB, the producer's messages as long as the consumer's; here "
-            "the way `whole`, whose reader waits for all it asked for. A ratio is to the first line.",
+            "SMC-R over 25 Gbit/s, a ring of 256 KiB, the producer's messages as long as the consumer's; "
+            "here the way `whole`, whose reader waits for all it asked for. A ratio is to the first line.",
         ),
         table=Table(_COLUMNS_2024, tuple(_beside_2024(cases))),
     )
