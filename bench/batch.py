@@ -37,7 +37,7 @@ from bench.place import Place
 from bench.report import number
 from bench.runner import Case, Claim, Figures, Setting, is_sound
 from bench.section import Picture, Section, Table
-from bench.spread import median, overlap, ratios
+from bench.spread import interval, median, ratios
 from engine.errors import Failed, Refused
 from engine.handlers import histogram, moments
 from engine.handlers.latency import LATENCY, STAGES
@@ -442,9 +442,9 @@ def _calls_compared(place: str, size: int, batch: int, many: _Case, one: _Case) 
     told += f", {1e9 / rates[0] - 1e9 / rates[1]:.0f} ns less a packet"
     then = [THEN.get((size, batch, call)) for call in CALLS]
     verdict = "faster, as in 2009" if then[0] else "faster"
-    if overlap(many["ci"], one["ci"]):
+    if _holds_one(found):
         verdict = "not to be told apart by these runs"
-    elif rates[1] < rates[0]:
+    elif median(found) < 1:
         verdict = "slower; that does not agree" if then[0] else "slower"
     if then[0] and then[1]:
         wire = "at least, for the wire was full: " if size == 1024 else ""
@@ -457,7 +457,7 @@ def _batches_compared(place: str, size: int, large: _Case, small: _Case) -> str:
     found = _ratios(large, small)
     latencies = [_middle(case, "latency", "total", "mean_us") for case in (large, small)]
     then = [THEN[size, batch, "recvmmsg"] for batch in (3000, 30)]
-    apart = ", not to be told apart by these runs" if overlap(large["ci"], small["ci"]) else ""
+    apart = ", not to be told apart by these runs" if _holds_one(found) else ""
     return (
         f"{place}, {size} B, recvmmsg: batches of up to 3000 bring {number(median(found))} of the rate of 30"
         f"{apart}, at {latencies[0] / latencies[1]:.2f} of its latency; "
@@ -476,11 +476,14 @@ def _queues(flat: Sequence[_Case], paced: Sequence[_Case]) -> Iterator[str]:
             for cases in (out, at_pace)
         )
         waiting = median([_middle(case, "in_flight") for case in out])
+        if long < short:
+            yield f"{place}: paced, packets took longer than flat out: something else held them up."
+            continue
         yield (
             f"{place}: flat out a round trip takes {long:,.0f} µs, paced {short:,.0f} (medians of the cases)."
-            f" The difference is time in queues: rate × latency makes {waiting:,.0f} packets on their way"
-            f" (Little's law), in receive buffers of {RCVBUF >> 20} MiB. 2009's 472 µs × 245,000/s are 116:"
-            " its latencies flat out are the depth of its buffers, too, and say little of the call."
+            f" Flat out rate × latency makes {waiting:,.0f} packets on their way (Little's law), in receive"
+            f" buffers of {RCVBUF >> 20} MiB. 2009's 472 µs × 245,000/s are 116: latencies flat out are the"
+            " depth of queues, and say little of the call."
         )
 
 
@@ -488,6 +491,12 @@ def _ratios(one: _Case, other: _Case) -> list[float]:
     """Of what comes back, within a round."""
     rates = ([run.get("packets_per_second") for run in case["runs"]] for case in (one, other))
     return ratios(*rates)
+
+
+def _holds_one(found: Sequence[float]) -> bool:
+    """Is none of the two the faster one, for all that these ratios say?"""
+    low, high = interval(found)
+    return low <= 1 <= high
 
 
 def _panels(cases: Sequence[_Case]) -> dict[str, list[_Case]]:

@@ -556,6 +556,8 @@ def _picture(found: Sequence[_Case]) -> Figure:
     for axes in grid.flat:
         axes.axvline(0, color="#555555", linewidth=0.8)
         axes.set_xscale("symlog", linthresh=10)
+        axes.set_xticks([-10_000, -100, 0, 100, 10_000], ["−10⁴", "−100", "0", "100", "10⁴"])
+        axes.minorticks_off()
         axes.set(ylim=(0, 100))
         axes.grid(color="#dddddd", linewidth=0.6)
     for axes in grid[-1]:
