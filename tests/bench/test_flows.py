@@ -148,6 +148,16 @@ def test_what_the_report_tells() -> None:
     assert list(flows.tell({"cases": []})) == []
 
 
-def test_a_slow_sink_is_the_limit() -> None:
-    beside, _ = flows.tell({"cases": [found("1 flow, other", [800.0], dropped=300.0)]})
-    assert "it is the limit here, as before the change of 2016" in beside.text[-1]
+@pytest.mark.parametrize(
+    ("dropped", "own", "said"),
+    [
+        (300.0, 0.3, "it is the limit here, as before the change of 2016"),
+        (0.0, 0.3, "the softirq core (with two CPUs, the sender on it, too) is the limit"),
+        (0.0, 0.5, "is the limit for certain"),
+    ],
+)
+def test_who_is_the_limit(dropped: float, own: float, said: str) -> None:
+    case = found("1 flow, other", [800.0], dropped)
+    case["runs"][0]["busy"]["0"]["own"] = own
+    beside, _ = flows.tell({"cases": [case]})
+    assert said in beside.text[-1]
