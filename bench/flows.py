@@ -121,10 +121,16 @@ class Flows:
             "value": counts["engine"] / window.seconds / 1e3,
             "kpps": {"sent": sent["packets_per_second"] / 1e3}
             | {layer: count / window.seconds / 1e3 for layer, count in counts.items()},
+            "whole_run": {
+                "sent": ledger["sent"],
+                "device": sum(device["rx_packets"] for device in summary["layers"]["nic"].values()),
+                "lost": ledger["nic_dropped"] + ledger["softnet_dropped"],
+                "socket": ledger["received"] + ledger["socket_dropped"],
+                "engine": receiver["published"],
+            },
             "dropped_kpps": dropped / window.seconds / 1e3,
             "lost_kpps": window.lost() / window.seconds / 1e3,
             "packets_per_call": packets / calls if calls else None,
-            "spare": 1 - window.risen("cpu_ns") / 1e9 / window.seconds,
             "busy": {str(cpu): times._asdict() for cpu, times in window.spent.items()},
             "seconds": window.seconds,
             "ok": ledger["adds_up"] and receiver["published"] == ledger["received"] > 0,

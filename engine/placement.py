@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -26,7 +25,6 @@ from engine.net.counters import Softnet
 from engine.spec import ConsumerSpec, ReceiverSpec, RunSpec, own_cpus
 
 _THERE = 0.99  # of the packets, at least, have their softirq where the layout says
-_MOVED_BY = 2  # the interrupt that brings a new wish into effect still comes where the last ones came
 
 
 @dataclass(slots=True)
@@ -42,7 +40,6 @@ class Placement:
     deviations: list[str] = field(default_factory=list)
     _made: Journal | None = None
     _known: set[str] = field(default_factory=set)
-    _at_apply: dict[int, Counter[int]] = field(default_factory=dict)
     _at_begin: dict[int, Counter[int]] = field(default_factory=dict)
     _now: dict[int, Counter[int]] = field(default_factory=dict)
 
@@ -76,7 +73,6 @@ class Placement:
         if self.layout is not None and self.device is not None:
             about = layouts.about(self.layout, self.device)
             self._made = journal.apply(self.writes, about, owner=Owner.this(engine))
-            self._at_apply = _interrupts(self.device)
 
     def begin(self) -> None:
         """Interrupts count from here on."""
@@ -90,16 +86,9 @@ class Placement:
             return
         self._now = _interrupts(self.device)
         for check in checks.read_back(self.layout, self._made):
-            if not check.ok and not self._is_yet_to_move(check.what):
+            if not check.ok:
                 words = f"{check.what}: {check.found}, not {check.wanted} as layout {self.layout.name} has it"
                 self._deviates(check.what, f"{words}: look for what else sets it")
-
-    def _is_yet_to_move(self, what: str) -> bool:
-        """Has an interrupt hardly come since its wish was written? Until then its old place is in effect."""
-        if not what.endswith(": in effect"):
-            return False
-        number = int(Path(what.removesuffix(": in effect")).name)
-        return (self._now.get(number, Counter()) - self._at_apply.get(number, Counter())).total() < _MOVED_BY
 
     def look_at(self, worker: str, wanted: Collection[int] | None, found: Collection[int] | None) -> None:
         """A worker's threads may run on the `found` CPUs: who pinned it is not the only one who may."""
@@ -195,8 +184,4 @@ def _processed(softnet: Mapping[int, Softnet]) -> int:
 
 def _interrupts(device: Device | None) -> dict[int, Counter[int]]:
     """How often each interrupt of the device's queues has come, by CPU."""
-    if device is None or not device.packet_irqs:
-        return {}
-    rows = interrupts.parse_interrupts(Path("/proc/interrupts").read_text())
-    numbers = [irq.number for irq in device.packet_irqs]
-    return {number: Counter(rows[str(number)].counts) for number in numbers if str(number) in rows}
+    return interrupts.arrived(device.packet_irqs) if device and device.packet_irqs else {}

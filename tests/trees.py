@@ -5,6 +5,7 @@ Files are plain files, so what is written to one can be read back; nothing else 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +146,12 @@ class Tree:
         path = f"proc/irq/{number}/effective_affinity_list"
         (self.root / path).unlink()
         self.write(path, fact, 0o444)
+
+    def irq_comes(self, number: int) -> None:
+        """Once more, to the first CPU."""
+        path = self.root / "proc/interrupts"
+        row = re.compile(rf"^( {number}: )(\d+)", re.MULTILINE)
+        path.write_text(row.sub(lambda match: f"{match[1]}{int(match[2]) + 1}", path.read_text()))
 
     def process(self, pid: int, name: str, cpus: str = "0") -> None:
         self.write(f"proc/{pid}/comm", name)

@@ -144,7 +144,7 @@ def apply(root: Path, layout: str, device: str | None, dry_run: bool | None, jso
     writes = layouts.writes(chosen, target, root)
     refusals = layouts.obstacles(chosen, target, topology.read(root), root)
     refusals += filter(None, [journal.obstacle(writes, root)])
-    view = layouts.about(chosen, target)
+    view = layouts.about(chosen, target, root)
     if refusals and not dry_run:
         raise Refused("; ".join(refusals))
     if dry_run:

@@ -8,7 +8,8 @@ written, which their mode shows, though not to root's access(2).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,12 @@ def parse_interrupts(text: str) -> dict[str, Row]:
         numbers = {cpu: int(word) for cpu, word in zip(cpus, counts, strict=True)} if whole else {}
         rows[name.strip()] = Row(numbers, "".join(words[len(cpus) :]) if whole else "")
     return rows
+
+
+def arrived(irqs: Iterable[Irq], root: Path = ROOT) -> dict[int, Counter[int]]:
+    """How often each has come since the boot, by CPU; one without a row is left out."""
+    rows = parse_interrupts(read_text(root / "proc/interrupts") or "")
+    return {irq.number: Counter(rows[str(irq.number)].counts) for irq in irqs if str(irq.number) in rows}
 
 
 def parse_softirqs(text: str) -> dict[str, dict[int, int]]:

@@ -181,9 +181,15 @@ def made_by(device: Device) -> str:
     return "irq" if device.irqs else "rps"
 
 
-def about(layout: Layout, device: Device) -> dict[str, object]:
-    """What is to be known of it once it is applied."""
-    return {**layout.as_object(), "device": device.name, "interrupt_by": made_by(device)}
+def about(layout: Layout, device: Device, root: Path = ROOT) -> dict[str, object]:
+    """What is to be known of it once it is applied. arrived: how often each interrupt had come until then."""
+    counts = interrupts.arrived(device.packet_irqs, root)
+    return {
+        **layout.as_object(),
+        "device": device.name,
+        "interrupt_by": made_by(device),
+        "arrived": {str(number): by_cpu.total() for number, by_cpu in counts.items()},
+    }
 
 
 def writes(layout: Layout, device: Device, root: Path = ROOT) -> list[Write]:

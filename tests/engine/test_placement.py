@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -331,14 +330,6 @@ def test_packets_that_were_handled_elsewhere_are_told(
         assert found.deviations == [
             "of 1000 frames received, at most 100 were handled on CPU 1: do they come over lo?"
         ]
-
-
-def test_an_interrupt_takes_up_its_new_place_with_the_next_that_comes() -> None:
-    found = Placement(_at_apply={38: Counter({0: 5})}, _now={38: Counter({0: 6})})
-    assert found._is_yet_to_move("/proc/irq/38: in effect")
-    found._now[38][0] += 1
-    assert not found._is_yet_to_move("/proc/irq/38: in effect")
-    assert not found._is_yet_to_move("/proc/irq/38/smp_affinity_list")
 
 
 # ── refused ──────────────────────────────────────────────────────────────────────────────────────────

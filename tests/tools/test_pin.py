@@ -188,6 +188,7 @@ def test_apply_as_json(tmp_path: Path, run: Callable[..., str]) -> None:
         "process": [0],
         "device": "lo",
         "interrupt_by": "rps",
+        "arrived": {},
         "journal": 1,
         "applied": True,
         "writes": [{"path": f"{tmp_path}/sys/class/net/lo/queues/rx-0/rps_cpus", "old": "0", "new": "2"}],
