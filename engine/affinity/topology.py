@@ -72,6 +72,8 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
         if not first <= last <= MAX_CPU:
             raise ValueError(f"{text!r} is no CPU list: write ids from 0 to {MAX_CPU}, like 2 or 0-3,8")
         cpus += range(first, last + 1)
+        if len(cpus) > MAX_CPU + 1:
+            break  # some are named twice, however much follows
     if len(set(cpus)) < len(cpus):
         raise ValueError(f"CPU list {text!r} names a CPU twice: name each once")
     return tuple(cpus)
@@ -111,7 +113,9 @@ def parse_hex_mask(text: str) -> tuple[int, ...]:
     if not _MASK.fullmatch(text):
         raise ValueError(f"{text!r} is no CPU mask: write groups of up to 8 hex digits, like 1,0000000f")
     groups = [int(group, 16) for group in reversed(text.split(","))]
-    return tuple(32 * i + bit for i, group in enumerate(groups) for bit in range(32) if group >> bit & 1)
+    return tuple(
+        32 * i + bit for i, group in enumerate(groups) if group for bit in range(32) if group >> bit & 1
+    )
 
 
 def format_hex_mask(cpus: Iterable[int]) -> str:
