@@ -12,9 +12,10 @@ cable. Its device takes packets one by one (gso_max_segs 1): the sender's kernel
 two it is the sender's, which then pays for both. An RPS mask of one bit sees to that.
 
 Layers, within one window: `sent` (over the whole run, by the sender), `device` (rx_packets of the receiving
-end), `softirq` (handled on the CPU that was asked for), `socket` (queued there, or dropped since it was
-full), `engine` (published in the ring). Right is a run whose ledger balances: each packet sent is in the
-ring, or some layer counted it as dropped.
+end, without those for which a CPU's backlog had no room), `softirq` (handled on the CPU that was asked for),
+`socket` (queued there, or dropped since it was full), `engine` (published in the ring). `whole_run` has them
+from start to end. Right is a run whose ledger balances: each packet sent is in the ring, or some layer
+counted it as dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from bench.report import number, span
 from bench.runner import Case, Claim, Figures, Setting
 from bench.section import Picture, Section, Table
 from bench.spread import median, ratios
-from bench.window import EVERY_S, Window
+from bench.window import EVERY_S, Window, devices, strayed
 from engine.errors import Refused
 
 PLACES = ("veth",)
@@ -107,7 +108,7 @@ class Flows:
             last = _FIRST_PORT + self.flows - 1
             (_IPV4 / "ip_local_port_range").write_text(f"{_FIRST_PORT} {last}")
 
-    def _figures(self, window: Window, sent: Mapping[str, Any], summary: Mapping[str, Any]) -> Figures:
+    def _figures(self, window: Window, sent: Mapping[str, Any], summary: dict[str, Any]) -> Figures:
         receiver, ledger = summary["receivers"][0], summary["ledger"]
         packets, calls, dropped = (window.risen(key) for key in ("packets", "calls", "socket_dropped"))
         counts = {
@@ -123,8 +124,8 @@ class Flows:
             | {layer: count / window.seconds / 1e3 for layer, count in counts.items()},
             "whole_run": {
                 "sent": ledger["sent"],
-                "device": sum(device["rx_packets"] for device in summary["layers"]["nic"].values()),
-                "lost": ledger["nic_dropped"] + ledger["softnet_dropped"],
+                "device": devices(summary, "rx_packets"),
+                "lost": devices(summary, "rx_dropped"),
                 "socket": ledger["received"] + ledger["socket_dropped"],
                 "engine": receiver["published"],
             },
@@ -136,7 +137,7 @@ class Flows:
             "ok": ledger["adds_up"] and receiver["published"] == ledger["received"] > 0,
             "ledger_balanced": ledger["balanced"],
             "ledger": ledger,
-            "flags": window.strayed(self.interrupt_cpu)
+            "flags": strayed(summary, self.interrupt_cpu)
             + ([f"{unseen} packets are nowhere in the ledger"] if unseen else []),
         }
 
@@ -179,7 +180,7 @@ def _run(flood: Flows, places: tuple[Place, ...]) -> Figures:
 
 _LAYERS = ("sent", "device", "softirq", "socket", "engine")
 _COLUMNS = (
-    *("case", "sent", "device", "softirq", "socket", "dropped there", "engine"),
+    *("case", "sent", "lost before", "device", "softirq", "socket", "dropped there", "engine"),
     *("packets a call", "sink's CPU %", "interrupts' CPU %"),
 )
 _THEN_COLUMNS = ("scenario", "2016, before", "2016, after", "here, other", "here, same")
@@ -223,17 +224,24 @@ def _load(case: Mapping[str, Any], role: str) -> float:
     return 100 * median(shares)
 
 
+def _dropped(case: Mapping[str, Any], where: str) -> float:
+    return median([run[where] for run in _runs(case)])
+
+
 def _parts(case: Mapping[str, Any]) -> dict[str, float]:
-    dropped, lost = (median([run[key] for run in _runs(case)]) for key in ("dropped_kpps", "lost_kpps"))
-    return {"in the ring": _kpps(case, "engine"), "dropped at the socket": dropped, "lost before it": lost}
+    return {
+        "in the ring": _kpps(case, "engine"),
+        "dropped at the socket": _dropped(case, "dropped_kpps"),
+        "lost before it": _dropped(case, "lost_kpps"),
+    }
 
 
 def _row(case: Mapping[str, Any]) -> tuple[str, ...]:
-    dropped = median([run["dropped_kpps"] for run in _runs(case)])
+    dropped, lost = (f"{_dropped(case, where):.0f}" for where in ("dropped_kpps", "lost_kpps"))
     sent, device, softirq, socket, engine = (f"{_kpps(case, layer):.0f}" for layer in _LAYERS)
     a_call = median([run["packets_per_call"] or 0 for run in _runs(case)])
     loads = (f"{_load(case, role):.0f}" for role in ("receive_cpu", "interrupt_cpu"))
-    return (case["name"], sent, device, softirq, socket, f"{dropped:.0f}", engine, number(a_call), *loads)
+    return (case["name"], sent, lost, device, softirq, socket, dropped, engine, number(a_call), *loads)
 
 
 def _fewest(found: Mapping[str, Any], layout: str) -> int | None:
@@ -285,12 +293,12 @@ def _saturation(found: Mapping[str, Any], fewest: Mapping[str, int | None]) -> I
 def _placement(found: Mapping[str, Any]) -> Iterator[str]:
     other, same = (found.get(_plain(1, layout)) for layout in (OTHER, SAME))
     if other and same and (ratio := _compare(other, same)):
-        device, engine = number(_kpps(same, "device")), number(same["median"])
+        dropped, lost = (number(_dropped(same, where)) for where in ("dropped_kpps", "lost_kpps"))
         yield (
             f"Softirq on another CPU than the sink's: {number(median(ratio))} "
             f"({span(min(ratio), max(ratio))}) of the rate on the same. On the same, interrupts come first: "
-            f"{device} k packets/s crossed the device, the sink had time for {engine} k of them, its socket "
-            "dropped the others"
+            f"the sink had time for {number(same['median'])} k packets/s; its socket dropped {dropped} k, "
+            f"the CPU's backlog {lost} k"
         )
 
 

@@ -42,7 +42,7 @@ from bench.report import number, span
 from bench.runner import Case, Claim, Figures, Setting
 from bench.section import Picture, Section, Table
 from bench.spread import interval, median, overlap, ratios
-from bench.window import EVERY_S, Window
+from bench.window import EVERY_S, Window, strayed
 from engine.errors import Refused
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ class Bulk:
                 window = Window.watch(engine, self.window_s)
                 sent = sender.end()
             summary = engine.end()
-        return self._figures(window) | _checked(sent, summary)
+        flags = strayed(summary, self.interrupt_cpu)
+        return self._figures(window) | _checked(sent, summary) | {"flags": flags}
 
     def _prepare(self, place: Place) -> None:
         """The devices as this stream wants them: runs are in no order, each sets all."""
@@ -124,7 +125,6 @@ class Bulk:
             "us_per_kb": {who: spent_s * 1e6 / (size / 1024) for who, spent_s in cpu_s.items()},
             "busy": {str(cpu): times._asdict() for cpu, times in window.spent.items()},
             "bytes_per_packet": size / packets if packets else None,
-            "flags": window.strayed(self.interrupt_cpu),
         }
 
 

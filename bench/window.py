@@ -45,31 +45,32 @@ class Window:
 
     def came(self) -> int:
         """Packets that the engine's devices received."""
-        return _came(self.end) - _came(self.begin)
+        return devices(self.end, "rx_packets") - devices(self.begin, "rx_packets")
 
     def lost(self) -> int:
-        """Packets that devices and CPUs' backlogs dropped: they never reached a socket."""
-        return _lost(self.end) - _lost(self.begin)
+        """Packets of the engine's devices that never reached a socket, as for want of room in a backlog."""
+        return devices(self.end, "rx_dropped") - devices(self.begin, "rx_dropped")
 
     def handled(self, cpu: int) -> int:
         """Packets that this CPU's softirqs handled, of all devices of the machine."""
         return _handled(self.end, cpu) - _handled(self.begin, cpu)
 
-    def strayed(self, cpu: int) -> list[str]:
-        """A sentence if fewer packets were handled on this CPU than came."""
-        came, handled = self.came(), self.handled(cpu)
-        if handled >= (1 - ELSEWHERE) * came:
-            return []
-        return [f"CPU {cpu} was to handle the packets, and handled {handled} of {came}"]
+
+def devices(view: dict[str, Any], count: str) -> int:
+    """A count of the engine's devices, added up."""
+    return sum(device[count] for device in view["layers"]["nic"].values())
 
 
-def _came(view: dict[str, Any]) -> int:
-    return sum(device["rx_packets"] for device in view["layers"]["nic"].values())
+def strayed(summary: dict[str, Any], cpu: int) -> list[str]:
+    """A sentence if fewer packets were handled on this CPU than came, from start to end.
+
+    Not within a window: what a backlog holds at its ends has come, and is not handled.
+    """
+    came, handled = devices(summary, "rx_packets"), _handled(summary, cpu)
+    if handled >= (1 - ELSEWHERE) * came:
+        return []
+    return [f"CPU {cpu} was to handle the packets, and handled {handled} of {came}"]
 
 
 def _handled(view: dict[str, Any], cpu: int) -> int:
     return sum(row["processed"] for row in view["layers"]["softnet"] if row["cpu"] == cpu)
-
-
-def _lost(view: dict[str, Any]) -> int:
-    return int(view["ledger"]["nic_dropped"] + view["ledger"]["softnet_dropped"])

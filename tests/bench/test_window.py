@@ -1,6 +1,8 @@
 import pytest
 from windows import window
 
+from bench.window import strayed
+
 
 def test_what_came_in_between() -> None:
     found = window(came=1000, handled=990, lost=7, packets=993)
@@ -11,5 +13,5 @@ def test_what_came_in_between() -> None:
 
 @pytest.mark.parametrize(("handled", "sentences"), [(1000, 0), (980, 0), (979, 1)])
 def test_packets_handled_elsewhere_are_told(handled: int, sentences: int) -> None:
-    told = window(came=1000, handled=handled).strayed(0)
+    told = strayed(window(came=1000, handled=handled).end, 0)
     assert told == [f"CPU 0 was to handle the packets, and handled {handled} of 1000"] * sentences
