@@ -111,6 +111,10 @@ class Link:
         """Receive until the socket is empty, or as long as it takes; why it ended."""
         if drain and self.sent > self.received + self.drops.read() + self.discarded:
             readable(self.sock.fileno(), 0.1)  # a busy CPU may deliver after the send
+        return self.receive(seconds, drain=drain)
+
+    def receive(self, seconds: float, *, drain: bool = True) -> int:
+        """The same, without a look at what is under way: the compiled loop alone."""
         deadline_ns = int(monotonic_ns()) + int(seconds * 1e9)
         why = receive(self.rx.state, self.writer.record, self.stop.ctypes.data, deadline_ns, drain)
         return int(why)

@@ -57,7 +57,7 @@ class Life:
         """A receiver that is killed the moment its call comes back; what that had brought."""
         self.link.writer = self.link.ring.writer()
         sent = self.link.send(lengths)
-        child = fork(traced, self.link.take, 10.0)
+        child = fork(traced, self.link.receive, 10.0)
         for _ in steps(child, POLL):
             memory = self.link.sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36)
             if struct.unpack("9I", memory)[0] == 0:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from forked import Child, await_
+from forked import Child, await_, readable
 from link import Link, payload, segments
 from numpy.typing import NDArray
 from ring_loops import reserve_only
@@ -33,7 +33,6 @@ from rings.layout import DESCRIPTOR, SOURCE
 from rings.writer import start_writing
 
 Fork = Callable[..., Child]
-QUIET = 20_000  # instructions without a change of what is shared: it has returned
 KILL_ROUNDS = int(os.environ.get("RXRING_KILL_ROUNDS", "6"))
 OVERFLOW_BYTES = 20_480  # of each message's overflow buffer: more is not used here
 
@@ -113,16 +112,13 @@ def step_through(
     check may change what is shared: the child does not notice.
     """
     seen: dict[int, list[NDArray[np.uint8]]] = {}
-    last, still = None, 0
+    last = None
     for _ in steps(child, after):
-        still += 1
         if last is None or not scene.is_as(last):
-            last, still = scene.keep(), 0
+            last = scene.keep()
             seen[scene.phase] = last
             check()
             scene.put_back(last)
-        elif still > QUIET:
-            break
     child.kill()
     return seen
 
@@ -154,6 +150,7 @@ def begin(link: Link, case: str) -> tuple[Scene, int, list[bytes]]:
         link.take()
     lengths, changes = SCENES[case]
     sent = link.send_gso(lengths, SEGMENT) if link.rx.state[0]["gro"] else link.send(lengths)
+    assert readable(link.sock.fileno(), 10.0)
     for field, value in changes.items():
         link.rx.state[0][field] = value
     link.rx.state[0]["short"] = 1  # it polls first: from there on we look
@@ -196,7 +193,7 @@ def test_at_every_instruction_of_a_call_and_of_its_successor(name: str, fork: Fo
 
         # recvmsg's answer, the length, is in no memory yet when it returns.
         may_lose = case.startswith("one by one")
-        seen = step_through(scene, fork(traced, link.take, 10.0), POLL, check)
+        seen = step_through(scene, fork(traced, link.receive, 10.0), POLL, check)
         assert {_IDLE, _CALLING} <= set(seen)
         assert scene.is_taken
         for phase in {_CALLING, _MOVING, _PRIVATE} & set(seen):
