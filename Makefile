@@ -10,7 +10,7 @@ run: $(VENV)/installed
 
 # Side by side, as two CPUs allow; each says at its end what it found. `make unit` says it test by test.
 test: lint
-	@echo "types and tests: ten minutes"
+	@echo "types and tests: what they find comes when each has ended"
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync unit-rings types unit-engine
 
 lint: $(VENV)/tested
