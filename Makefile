@@ -3,15 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint types unit unit-rings unit-engine torture overload clean
+.PHONY: run test lint types unit torture overload clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m tools.demo
 
-# Side by side, as two CPUs allow; each says at its end what it found. `make unit` says it test by test.
-test: lint
-	@echo "types and tests: what they find comes when each has ended"
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync unit-rings types unit-engine
+test: lint types unit
 
 lint: $(VENV)/tested
 	$(BIN)/ruff format --check .
@@ -22,13 +19,6 @@ types: $(VENV)/tested
 
 unit: $(VENV)/tested
 	$(BIN)/python -m pytest
-
-# The tests in halves of about the same length. Neither looks for what the other's processes make or leave.
-unit-rings: $(VENV)/tested
-	$(BIN)/python -m pytest --ignore=tests/engine --ignore=tests/bench
-
-unit-engine: $(VENV)/tested
-	$(BIN)/python -m pytest tests/engine tests/bench
 
 # The ring under random deaths, for five minutes: make torture ARGS="--seconds 3600 --seed 7"
 torture: $(VENV)/tested

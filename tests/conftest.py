@@ -85,6 +85,16 @@ def name() -> Iterator[str]:
         path.unlink(missing_ok=True)
 
 
+@pytest.fixture(autouse=True)
+def runs_where_it_ran() -> Iterator[None]:
+    """A test that pins this very process puts it back."""
+    before = os.sched_getaffinity(0)
+    yield
+    after = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before)
+    assert after == before, "this test has left the process pinned"
+
+
 @pytest.fixture
 def fork() -> Iterator[Callable[..., Child]]:
     """`fork(function, *arguments)` starts a Child; those that still run at the end are killed."""

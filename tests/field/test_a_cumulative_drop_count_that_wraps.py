@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from engine.net.sockets import DropCount, ReceiveBuffer, discard
 from engine.receiving import Receiving
 from engine.snapshot import ReceiverPart
+from engine.spec import Listen, ReceiverSpec
 from rings.ring import create
 
 SO_RXQ_OVFL = 40
@@ -51,8 +52,9 @@ def test_no_interval_and_no_end_is_wrong_for_it(rises: list[int], gro: bool) -> 
     """What a run reports over several wraps, and the cut after them: exact, and never less than before."""
     sock = FarSocket()
     *during, after = rises
+    spec = ReceiverSpec(listen=Listen("udp", "127.0.0.1", 0))
     with create(f"wraps{id(sock)}", frames=16, arena_bytes=4096) as ring:
-        receiving = Receiving(cast(Any, None), cast(Any, sock), cast(Any, None), ReceiveBuffer(None, 0), gro)
+        receiving = Receiving(spec, cast(Any, sock), cast(Any, None), ReceiveBuffer(None, 0), gro)
         part = ReceiverPart("rx0", receiving, ring)
         for rise in during:
             sock.drops += rise

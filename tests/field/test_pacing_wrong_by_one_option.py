@@ -7,6 +7,7 @@ before it is due. What the sender reports is what the stamps say, and the latene
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -56,6 +57,15 @@ def stamps(sock: socket.socket) -> Any:
     return np.sort(data, order="scheduled_ns")
 
 
+@pytest.fixture
+def unpinned() -> Iterator[None]:
+    """The sender is this process, and pins itself."""
+    before = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("unpinned")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_no_option_changes_the_pace(listener: socket.socket, options: dict[str, Any]) -> None:
     to = f"127.0.0.1:{listener.getsockname()[1]}"
