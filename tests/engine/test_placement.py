@@ -29,7 +29,7 @@ from tools import cli
 __all__ = ["make_pair"]
 
 Object = dict[str, Any]
-PACKETS = 2000
+PACKETS = 500  # fewer than wait for another CPU at most (net.core.netdev_max_backlog, 1000)
 LISTEN = ("--listen", "udp://127.0.0.1:0")
 split_on_lo = ("--layout", "split", "--device", "lo", "--consumer", "rate")
 
@@ -59,7 +59,7 @@ def the_machine_is_as_before() -> Iterator[None]:
 
 
 def send(port: int, cpu: int, host: str = "127.0.0.1", sock: socket.socket | None = None) -> None:
-    """From this CPU, slowly enough for any receiver: nothing is dropped."""
+    """From this CPU. So few that nothing is dropped, however slow the others are."""
     mask = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {cpu})
     with sock or socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
