@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from engine.errors import Failed
 
 _LONGEST_S = 120  # then it is killed: a partner that died is waited for by nobody
+_NAP_S = 0.2
 
 
 class Pinned:
@@ -31,6 +33,8 @@ class Pinned:
 
     def result(self) -> Any:
         """What it returned. Failed where it did not get so far."""
+        while not select.select([self._pipe], [], [], _NAP_S)[0]:
+            pass  # a signal that came between Python's last look and the sleep is heard of now
         with os.fdopen(self._pipe, "rb") as pipe:
             answer = pipe.read()
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])

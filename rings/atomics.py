@@ -114,6 +114,26 @@ def compare_and_swap(typingctx: Any, address: Any, expected: Any, wanted: Any) -
 
 
 @intrinsic
+def store_record(typingctx: Any, address: Any, words: Any) -> Any:
+    """Write a record of 32 bytes, aligned to as many, from a tuple of four int64: plain, not atomic.
+
+    One store where the CPU has one so wide. The stores of one record after the other wait in the core's
+    queue for the cache lines they go to; the fewer there are, the more of those are on their way at once.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        four = ir.VectorType(_I64, 4)
+        vector = ir.Constant(four, ir.Undefined)
+        for i in range(4):
+            word = builder.extract_value(args[1], i)
+            vector = builder.insert_element(vector, word, ir.Constant(_I32, i))
+        builder.store(vector, _at(builder, args[0], four), align=32)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.UniTuple(types.int64, 4)), generate
+
+
+@intrinsic
 def pause(typingctx: Any) -> Any:
     """Tell the core that this is a spin loop. The memory clobber keeps loads inside the loop."""
 

@@ -72,7 +72,7 @@ from rings.libc import memmove, monotonic_ns
 from rings.ring import writer_state
 from rings.segment import RingError, duration_ns, in_children
 from rings.wait import STRATEGIES, wait
-from rings.writer import compiled_layout_hash
+from rings.writer import compiled_layout_hash, packets_in
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 _PUBLISHED, _FLOOR, _STATE = offsets(WRITER, "published", "floor", "state")
 _CURSOR, _ACCOUNTS = offsets(READER, "cursor", "accounts")
 _JOINED_PACKETS, _JOINED_FRAME = offsets(READER, "joined_packets", "joined_frame")
-(_OFFSET,) = offsets(DESCRIPTOR, "offset")
+_OFFSET, _LENGTH, _SEGMENT = offsets(DESCRIPTOR, "offset", "length", "segment")
 (_FLOW,) = offsets(SOURCE, "flow")
 _ACCOUNT_BYTES = ACCOUNT.itemsize
 _FRAME_BYTES = DESCRIPTOR.itemsize
@@ -263,6 +263,18 @@ def _contiguous(r, first, count, max_bytes):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _end_number(first, count):  # type: ignore[no-untyped-def]
+    """Number of the first packet behind `count` descriptors from address `first`.
+
+    Worked out from the last of them. It stands in the next descriptor, too, but that is the one which the
+    writer is about to fill: each look would take its cache line away from him.
+    """
+    last = first + (count - 1) * _FRAME_BYTES
+    length, segment = load_relaxed_u32(last + _LENGTH), load_relaxed_u32(last + _SEGMENT) & 0xFFFF
+    return load_relaxed(last) + packets_in(length, segment)
+
+
+@jit
 def poll(r, most):  # type: ignore[no-untyped-def]
     """The next batch, of at most `most` frames: how many there are, 0 if none is published.
 
@@ -278,7 +290,7 @@ def poll(r, most):  # type: ignore[no-untyped-def]
         count = _contiguous(r, first, count, r.max_bytes)
         r.batch_descriptors = first
         r.batch_arena = r.arena
-        r.batch_end_number = load_relaxed(_descriptor(r, r.cursor + count))
+        r.batch_end_number = _end_number(first, count)
     r.batch_frames = count
     return count
 
@@ -298,14 +310,11 @@ def _poll_copy(r, most):  # type: ignore[no-untyped-def]
         memmove(copied, _descriptor(r, r.cursor), count * _FRAME_BYTES)
         if r.sources != 0:
             memmove(r.copied_sources, _source(r, r.cursor), count * _SOURCE_BYTES)
-        end_number = load_relaxed(_descriptor(r, r.cursor + count))
         fence_acquire()  # the copy before the look; pairs with the fence in writer.reserve
         if load_relaxed(r.writer + _FLOOR) > r.cursor:
             continue  # only intact descriptors tell how much to copy
-        fit = _contiguous(r, copied, count, r.copy_bytes)
-        if fit < count:
-            end_number = load_relaxed(copied + fit * _FRAME_BYTES)
-            count = fit
+        count = _contiguous(r, copied, count, r.copy_bytes)
+        end_number = _end_number(copied, count)
         begin = load_relaxed_u32(copied + _OFFSET) << _ALIGN_SHIFT
         last = copied + (count - 1) * _FRAME_BYTES
         end = (load_relaxed_u32(last + _OFFSET) << _ALIGN_SHIFT) + load_relaxed_u32(last + _OFFSET + 4)

@@ -41,6 +41,7 @@ from rings.atomics import (
     load_relaxed_u32,
     pointer,
     scratch,
+    store_record,
     store_relaxed,
     store_relaxed_u32,
     store_release,
@@ -250,6 +251,12 @@ def _is_locked(fd, byte):  # type: ignore[no-untyped-def]
 
 
 @jit
+def packets_in(length, segment):  # type: ignore[no-untyped-def]
+    """How many packets a frame of `length` bytes holds, each of `segment` bytes but the last; 0: one packet."""
+    return 1 if segment == 0 else max((length + segment - 1) // segment, 1)
+
+
+@jit
 def describe(w, index, number, time_ns, position, length, socket_ns, segment, flags):  # type: ignore[no-untyped-def]
     """Write the descriptor of frame `head + index`: (number, position) of the frame behind it.
 
@@ -259,13 +266,9 @@ def describe(w, index, number, time_ns, position, length, socket_ns, segment, fl
     lets more of the descriptors' cache lines be on their way at once.
     """
     at = w.descriptors + ((w.head + index) & (w.frames - 1)) * _FRAME_BYTES
-    words = carray(pointer(at), 4, np.int64)
-    words[0] = number
-    words[1] = time_ns
-    words[2] = ((position & (w.arena_bytes - 1)) // _ALIGN) | (length << 32)
-    words[3] = socket_ns | (segment << 32) | (flags << 48)
-    packets = 1 if segment == 0 else max((length + segment - 1) // segment, 1)
-    return number + packets, position + ((length + _ALIGN - 1) & -_ALIGN)
+    place = ((position & (w.arena_bytes - 1)) // _ALIGN) | (length << 32)
+    store_record(at, (number, time_ns, place, socket_ns | (segment << 32) | (flags << 48)))
+    return number + packets_in(length, segment), position + ((length + _ALIGN - 1) & -_ALIGN)
 
 
 @jit
@@ -275,11 +278,7 @@ def describe_source(w, index, address, port_family_interface, flow):  # type: ig
     address: two words.
     """
     at = w.sources + ((w.head + index) & (w.frames - 1)) * _SOURCE_BYTES
-    words = carray(pointer(at), 4, np.int64)
-    words[0] = address[0]
-    words[1] = address[1]
-    words[2] = port_family_interface
-    words[3] = flow
+    store_record(at, (address[0], address[1], port_family_interface, flow))
 
 
 @jit

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 
@@ -102,16 +101,6 @@ def as_record(array: Any) -> Any:
     return _structure(array.dtype.names).from_buffer(array)
 
 
-class _Words(np.ndarray):
-    """An array of which each store is an operation."""
-
-    stepper: Stepper
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.stepper._step()
-        super().__setitem__(index, value)
-
-
 def _records(argument: Any) -> Any:
     if isinstance(argument, np.ndarray) and argument.dtype.names:
         return [as_record(argument[i : i + 1]) for i in range(len(argument))]
@@ -145,8 +134,8 @@ class Stepper:
             return self._counted(_OPERATIONS[name])
         if name == "pointer":
             return lambda address: ctypes.c_void_p(int(address))
-        if name == "carray":
-            return self._array
+        if name == "store_record":
+            return self._store_record
         if name == "memmove":
             return self._copy
         if name == "monotonic_ns":
@@ -189,10 +178,11 @@ class Stepper:
             self._step()
             _copy(int(target) + begin, int(source) + begin, end - begin)
 
-    def _array(self, address: ctypes.c_void_p, shape: int, dtype: Any) -> Any:
-        array = numba.carray(address, shape, dtype).view(_Words)
-        array.stepper = self
-        return array
+    def _store_record(self, address: int, words: tuple[int, ...]) -> None:
+        """Word by word, as on a CPU that has no store so wide."""
+        for place, word in enumerate(words):
+            self._step()
+            _store(int(address) + 8 * place, int(word))
 
     @staticmethod
     def _on_records(function: Callable[..., Any]) -> Callable[..., Any]:

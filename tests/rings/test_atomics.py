@@ -55,6 +55,11 @@ def _view(address, count):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _record(address, value):  # type: ignore[no-untyped-def]
+    atomics.store_record(address, (value, value + 1, -value, 3))
+
+
+@jit
 def _add_many(address, times):  # type: ignore[no-untyped-def]
     for _ in range(times):
         atomics.fetch_add(address, 1)
@@ -90,6 +95,14 @@ def test_scratch_blocks_are_each_callers_own() -> None:
 def test_pointer_sees_memory() -> None:
     words = np.arange(10)
     assert _view(words.ctypes.data, 10) == 45
+
+
+def test_a_record_is_four_words_and_leaves_its_neighbours_alone() -> None:
+    memory = np.full(16, -9, np.int64)
+    words = memory[-memory.ctypes.data // 8 % 4 :]  # begins on 32 bytes
+    _record(words[4:].ctypes.data, BIG)
+    assert words[:4].tolist() == words[8:12].tolist() == [-9] * 4
+    assert words[4:8].tolist() == [BIG, BIG + 1, -BIG, 3]
 
 
 def test_nothing_is_lost_between_two_processes(fork: Any, board: Any) -> None:
