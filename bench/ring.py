@@ -38,7 +38,7 @@ from rings.layout import WRITER, offsets
 from rings.libc import memmove, monotonic_ns
 from rings.reader import READER_STATE, Reader, poll, release
 from rings.wait import SPIN, YIELD, wait
-from rings.writer import WRITER_STATE, Writer, describe, publish, reserve
+from rings.writer import WRITER_STATE, Writer, describe_in, publish, reserve, table_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -279,8 +279,8 @@ def make_payloads(size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 @jit
-def _describe(w, index, n, number, position, length):  # type: ignore[no-untyped-def]
-    return describe(w, index, number, n ^ 0x5555, position, length, n & 0xFFFF, 0, 0)
+def _describe(descriptors, index, n, number, position, length):  # type: ignore[no-untyped-def]
+    return describe_in(descriptors, index, number, n ^ 0x5555, position, length, n & 0xFFFF, 0, 0)
 
 
 @jit
@@ -320,9 +320,9 @@ def write_all(writer_state, batch, count):  # type: ignore[no-untyped-def]
         if not reserve(w, batch, batch * _LENGTH):
             pause()
             continue
-        number, position = w.number, w.position
+        number, position, descriptors = w.number, w.position, table_of(w)
         for index in range(batch):
-            number, position = _describe(w, index, n + index, number, position, _LENGTH)
+            number, position = _describe(descriptors, index, n + index, number, position, _LENGTH)
         publish(w, batch, number, position, batch * _LENGTH)
         n += batch
 
@@ -365,11 +365,11 @@ def write_payloads(writer_state, batch, count, source, size):  # type: ignore[no
         if not reserve(w, batch, batch * stride):
             pause()
             continue
-        number, position = w.number, w.position
+        number, position, descriptors = w.number, w.position, table_of(w)
         for index in range(batch):
             address = w.arena + (position & (w.arena_bytes - 1))
             memmove(address, source.ctypes.data + kind * size, size)
-            number, position = _describe(w, index, n + index, number, position, size)
+            number, position = _describe(descriptors, index, n + index, number, position, size)
             kind = kind + 1 if kind + 1 < _KINDS else 0
         publish(w, batch, number, position, batch * size)
         n += batch
@@ -401,7 +401,7 @@ def _send(w, n, source, size):  # type: ignore[no-untyped-def]
         pause()
     if size > 0:
         memmove(w.arena + (w.position & (w.arena_bytes - 1)), source.ctypes.data + n % _KINDS * size, size)
-    number, position = _describe(w, 0, n, w.number, w.position, _LENGTH)
+    number, position = _describe(table_of(w), 0, n, w.number, w.position, _LENGTH)
     publish(w, 1, number, position, _LENGTH)
 
 
@@ -450,7 +450,7 @@ def publish_alone(writer_state, count):  # type: ignore[no-untyped-def]
     begin_ns = monotonic_ns()
     for n in range(count):
         reserve(w, 1, _LENGTH)  # nobody gates: there is always room
-        number, position = _describe(w, 0, n, w.number, w.position, _LENGTH)
+        number, position = _describe(table_of(w), 0, n, w.number, w.position, _LENGTH)
         publish(w, 1, number, position, _LENGTH)
     elapsed_ns = monotonic_ns() - begin_ns
     return elapsed_ns, abs(load_acquire(w.writer + _PUBLISHED) - count) + count_wrong(w)

@@ -252,7 +252,7 @@ def _is_locked(fd, byte):  # type: ignore[no-untyped-def]
 
 @jit
 def packets_in(length, segment):  # type: ignore[no-untyped-def]
-    """How many packets a frame of `length` bytes holds, each of `segment` bytes but the last; 0: one packet."""
+    """How many packets a frame of `length` bytes holds, each of `segment` bytes but the last; 0: one."""
     return 1 if segment == 0 else max((length + segment - 1) // segment, 1)
 
 
@@ -262,12 +262,29 @@ def describe(w, index, number, time_ns, position, length, socket_ns, segment, fl
 
     number: of its first packet; the batch begins with w.number. position: virtual, of its payload; a
     multiple of ALIGN, from w.position on. The other fields as in layout.DESCRIPTOR. Nothing of `w` is
-    changed before `publish`: what is handed from call to call stays in registers, and each store less
-    lets more of the descriptors' cache lines be on their way at once.
+    changed before `publish`: what is handed from call to call stays in registers.
     """
-    at = w.descriptors + ((w.head + index) & (w.frames - 1)) * _FRAME_BYTES
-    place = ((position & (w.arena_bytes - 1)) // _ALIGN) | (length << 32)
-    store_record(at, (number, time_ns, place, socket_ns | (segment << 32) | (flags << 48)))
+    return describe_in(table_of(w), index, number, time_ns, position, length, socket_ns, segment, flags)
+
+
+@jit
+def table_of(w):  # type: ignore[no-untyped-def]
+    """What `describe` needs of `w`, which no publish changes but for the last, head: for `describe_in`."""
+    return w.descriptors, w.frames - 1, w.arena_bytes - 1, w.head
+
+
+@jit
+def describe_in(  # type: ignore[no-untyped-def]
+    table, index, number, time_ns, position, length, socket_ns, segment, flags
+):
+    """`describe`, for a tight loop over a batch: `table_of(w)`, taken before the loop, stays in registers.
+
+    The compiler can't see that a descriptor is not `w`, so `describe` must read that anew for each.
+    """
+    descriptors, mask, arena_mask, head = table
+    place = ((position & arena_mask) // _ALIGN) | (length << 32)
+    words = (number, time_ns, place, socket_ns | (segment << 32) | (flags << 48))
+    store_record(descriptors + ((head + index) & mask) * _FRAME_BYTES, words)
     return number + packets_in(length, segment), position + ((length + _ALIGN - 1) & -_ALIGN)
 
 
