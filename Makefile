@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint types unit torture overload clean
+.PHONY: run test lint types unit torture lapped overload clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m tools.demo
@@ -23,6 +23,10 @@ unit: $(VENV)/tested
 # The ring under random deaths, for five minutes: make torture ARGS="--seconds 3600 --seed 7"
 torture: $(VENV)/tested
 	PYTHONPATH=tests $(BIN)/python -m torture $(ARGS)
+
+# 10⁹ frames past a reader that is lapped, 10⁸ past two that are killed: make lapped ARGS="--frames 1e7"
+lapped: $(VENV)/tested
+	PYTHONPATH=tests $(BIN)/python -m lapped $(ARGS)
 
 # More than a receiver can take, in every way: make overload ARGS="--runs 20 --seed 7"
 overload: $(VENV)/tested

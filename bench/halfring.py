@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench import pictures
+from bench.distance import steady
 from bench.machine import two_cpus
 from bench.pictures import Curve
 from bench.pinned import Pinned
@@ -73,9 +74,13 @@ _Key = tuple[int, str, float, bool]  # frames, way, fraction, capped
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    count = (1 << 24) if setting.quick else (1 << 27)
     cpus = two_cpus()
     _compile()
+    return steady(_cases(setting, cpus), *cpus)
+
+
+def _cases(setting: Setting, cpus: tuple[int, int]) -> Iterator[Case]:
+    count = (1 << 24) if setting.quick else (1 << 26)
     for frames in QUICK_SIZES if setting.quick else SIZES:
         for way in WAYS:
             for fraction in FRACTIONS if way == "whole" else FRACTIONS[2:]:

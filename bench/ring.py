@@ -11,8 +11,8 @@ the reader; and by a reader who is lapped (`skip`): what it was delivered and wh
 The round trip, both ends spinning: C with a descriptor and a published word each way; with the whole protocol
 of a ring (floor, counters, fences, waiting flag, account, cursor), without and with a payload; and the least
 that two CPUs can do, one word each way. That one says how near to each other the CPUs are (on a virtual
-machine it may change while you look): all other figures follow it, and so do the claims with no C beside
-them.
+machine it may change while you look, so a run waits until they are near: bench/distance.py): all other
+figures follow it, and so do the claims with no C beside them.
 
 Publishing: one frame after the other, with nobody there to read.
 """
@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from numba import carray
 
 import rings
 from bench import native
+from bench.distance import steady
 from bench.machine import two_cpus
 from bench.pinned import Pinned
 from bench.runner import Case, Claim, Figures, Setting
@@ -81,13 +83,11 @@ _WAIT_NS = 60_000_000_000  # longer than any run
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    count, rounds = ((1 << 24), 200_000) if setting.quick else ((1 << 27), 1_000_000)
-    two_cpus()  # or refuse
+    count, rounds = ((1 << 24), 200_000) if setting.quick else ((1 << 26), 500_000)
+    cpus = two_cpus()  # or refuse
     _compile()
-    yield from _streams(count)
-    yield from _crowds(count)
-    yield from _payload_streams(count // 8)
-    yield from _round_trips(rounds)
+    between = (_streams(count), _crowds(count), _payload_streams(count // 8), _round_trips(rounds))
+    yield from steady(chain(*between), *cpus)
     yield from _publishing(count // 4)
 
 
