@@ -33,6 +33,7 @@ from bench.spread import CI
 from engine.errors import Refused
 
 RUNS, QUICK_RUNS = 5, 3
+QUICK_S = 50.0  # `--quick` is for a look: no round is begun that would end later, unless --runs asks for it
 _QUIET = 0.5  # runnable tasks, over the last minute
 _STOPPED = 130
 
@@ -73,7 +74,8 @@ def run(
         before, varies = machine.config(places), getattr(experiment, "VARIES", ())
         result = _begin(name, options, folder, before, earlier, varies)
         taken = _taken(cases, folder, earlier)
-        stopped = _measure(experiment, cases, folder, result, taken)
+        budget_s = QUICK_S if quick and runs is None else float("inf")
+        stopped = _measure(experiment, cases, folder, result, taken, budget_s)
         result["changes"] += _changes(before, machine.config(places), "during the runs", varies)
     _finish(experiment, cases, result, taken, complete=not stopped)
     report.save(folder, result)
@@ -202,7 +204,12 @@ def _as_json(value: Any) -> Any:
 
 
 def _measure(
-    experiment: Any, cases: Sequence[Case], folder: Path, result: dict[str, Any], taken: dict[str, Taken]
+    experiment: Any,
+    cases: Sequence[Case],
+    folder: Path,
+    result: dict[str, Any],
+    taken: dict[str, Taken],
+    budget_s: float,
 ) -> bool:
     """Make the runs, between two looks at the noise. Was it stopped?"""
     config, rounds = result["config"], result["config"]["runs"]
@@ -225,10 +232,17 @@ def _measure(
         warm_up = getattr(experiment, "WARM_UP", False)
         try:
             save()
-            measure(cases, rounds, config["seed"], taken, progress, warm_up=warm_up, save=save)
+            made = measure(
+                *(cases, rounds, config["seed"], taken, progress),
+                warm_up=warm_up,
+                save=save,
+                budget_s=budget_s,
+            )
         except KeyboardInterrupt:
             end_children()
             return True
+    if made < rounds:
+        result["notes"].append(f"{made} of {rounds} rounds: --quick is for a minute, --runs {rounds} for all")
     config["noise"]["after the runs"] = noise.measure(cpus)
     return False
 

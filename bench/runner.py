@@ -91,12 +91,15 @@ def measure(
     *,
     warm_up: bool = False,
     save: Callable[[], None] = lambda: None,
-) -> None:
-    """Add to what is taken, by name of the case, until it has all rounds. The order depends on seed alone.
+    budget_s: float = float("inf"),
+) -> int:
+    """Add to what is taken, by name of the case, until it has all rounds; how many that are.
 
-    save: called after every run.
+    The order depends on seed alone. save: called after every run. budget_s: no further round is begun that
+    would not end within it, as long as the last one took.
     """
     able = [case for case in cases if not case.skip]
+    begin = time.monotonic()
     order = random.Random(seed)
     if warm_up and any(len(taken[case.name].runs) < rounds for case in able):
         for case in order.sample(able, len(able)):
@@ -104,12 +107,17 @@ def measure(
             progress.say(f"warm-up  {case.name}")
     order = random.Random(seed)
     for number in range(1, rounds + 1):
+        round_begin = time.monotonic()
         for case in order.sample(able, len(able)):
             while len(taken[case.name].runs) < number:
                 figures = _run_once(case)
                 again = _keep(taken[case.name], number, figures)
                 progress.ran(case.name, number, figures, case.unit, again=again)
                 save()
+        now = time.monotonic()
+        if now - begin + (now - round_begin) > budget_s:
+            return number
+    return rounds
 
 
 def _run_once(case: Case) -> Figures:

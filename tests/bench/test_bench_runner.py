@@ -51,6 +51,13 @@ def test_a_seed_gives_the_same_order() -> None:
     assert orders[0] == orders[1] != orders[2]
 
 
+@pytest.mark.parametrize(("budget_s", "rounds"), [(0.0, 1), (60.0, 5)])
+def test_no_round_is_begun_that_would_pass_the_budget(budget_s: float, rounds: int) -> None:
+    """The first is made whatever it takes; each whole, so that ratios can be taken."""
+    found = measure([constant("A", 1.0), constant("B", 2.0)], 5, budget_s=budget_s)
+    assert [len(case["runs"]) for case in found] == [rounds, rounds]
+
+
 def test_statistics_of_a_case() -> None:
     values = iter([3.0, 1.0, 2.0, 5.0, 4.0])
     case = Case("A", "ns", lambda: {"value": next(values), "ok": True, "ledger_balanced": True}, {"n": 1})

@@ -1,6 +1,7 @@
 import os
 import tracemalloc
 
+import cpu_lists
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +59,11 @@ def test_a_list_without_an_end_is_given_up_early() -> None:
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_ten_thousand_lists_and_masks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cpu_lists.main(["--seed", "5"]) == 0
+    assert "10,000 lists and as many masks" in capsys.readouterr().out
 
 
 @given(st.text("0123456789-, ", max_size=12))
