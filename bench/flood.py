@@ -21,7 +21,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -48,6 +48,19 @@ PERCENTILES = {"p50_ns": 500, "p75_ns": 750, "p90_ns": 900, "p95_ns": 950, "p99_
 _SENDER = f"bench{os.getpid()}"
 _FOREVER_NS = 1 << 62
 _START_S, _SENDER_S = 1.5, 0.8  # about as long take an engine's start and end, and a sender's
+
+
+class How(TypedDict, total=False):
+    """policy, wait: of the consumers. receive: CPUs of several receivers, one each; (): one, on the flood's.
+    ring: size of each one's."""
+
+    policy: str
+    wait: str
+    receive: Sequence[int]
+    ring: str
+
+
+_USUAL: How = {"policy": "gate", "wait": "block", "receive": (), "ring": "40MiB"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,41 +114,23 @@ class Flood:
             return [self]
         return [replace(self, paced=None, rate=self.paced, gso=1), replace(self, paced=None)]
 
-    def engine(
-        self,
-        consume: int | Sequence[int],
-        gro: str = "auto",
-        *,
-        policy: str = "gate",
-        wait: str = "block",
-        receive: Sequence[int] = (),
-        ring: str = "40MiB",
-    ) -> Figures:
-        """One run of the engine with a `latency` consumer on each CPU of `consume`.
-
-        receive: CPUs of several receivers, one each; (): one, on receive_cpu. ring: size of each one's.
-        """
-        how = {"policy": policy, "wait": wait, "receive": receive, "ring": ring}
-        with self.running(consume, gro, **how) as running:  # type: ignore[arg-type]
+    def engine(self, consume: int | Sequence[int], gro: str = "auto", **how: Unpack[How]) -> Figures:
+        """One run of the engine with a `latency` consumer on each CPU of `consume`."""
+        with self.running(consume, gro, **how) as running:
             for phase in self._phases():
                 running.flood(phase)
         return running.figures(paced=self.paced is not None)
 
     @contextlib.contextmanager
     def running(
-        self,
-        consume: int | Sequence[int],
-        gro: str = "auto",
-        *,
-        policy: str = "gate",
-        wait: str = "block",
-        receive: Sequence[int] = (),
-        ring: str = "40MiB",
+        self, consume: int | Sequence[int], gro: str = "auto", **how: Unpack[How]
     ) -> Iterator[Running]:
         """The engine, while it runs; `engine` says what all this is."""
+        chosen = _USUAL | how
+        policy, wait = chosen["policy"], chosen["wait"]
         consumers = [consume] if isinstance(consume, int) else list(consume)
-        receivers = list(receive) or [self.receive_cpu]
-        arguments = ["--listen", f"udp://{self.place.receive.host}:0", "--gro", gro, "--ring", ring]
+        receivers = list(chosen["receive"]) or [self.receive_cpu]
+        arguments = ["--listen", f"udp://{self.place.receive.host}:0", "--gro", gro, "--ring", chosen["ring"]]
         arguments += ["--rx-cpu", format_cpu_list(receivers), "--receivers", str(len(receivers))]
         arguments += ["--rcvbuf", str(RCVBUF), "--sender", _SENDER, "--every", str(self.warm_s)]
         for i, cpu in enumerate(consumers):
