@@ -166,6 +166,16 @@ def test_what_the_report_tells() -> None:
     assert list(flows.tell({"cases": []})) == []
 
 
+def test_the_limit_is_told_within_a_run_not_between_medians() -> None:
+    """One run of three lost much; in the others the sink took all."""
+    case = found("1 flow, other", [400.0, 460.0, 450.0])
+    for run, came, taken in zip(case["runs"], (470.0, 480.0, 405.0), (300.0, 480.0, 405.0), strict=True):
+        run["kpps"] |= {"socket": came, "engine": taken}
+        run["busy"]["0"]["own"] = 0.3
+    beside, _ = flows.tell({"cases": [case]})
+    assert "the softirq core (with two CPUs, the sender on it, too) is the limit" in beside.text[-1]
+
+
 @pytest.mark.parametrize(
     ("dropped", "own", "said"),
     [
