@@ -24,8 +24,6 @@ from engine.errors import Failed, Refused
 from engine.net.counters import Softnet
 from engine.spec import ConsumerSpec, ReceiverSpec, RunSpec, own_cpus
 
-_THERE = 0.99  # of the packets, at least, have their softirq where the layout says
-
 
 @dataclass(slots=True)
 class Placement:
@@ -105,7 +103,7 @@ class Placement:
         if self.layout is None or self.device is None:
             return
         there, everywhere = softnet.get(self.layout.interrupt, Softnet()).processed, _processed(softnet)
-        if everywhere >= frames and there < _THERE * frames:
+        if everywhere >= frames and there < checks.THERE * frames:
             words = (
                 f"of {frames} frames received, at most {there} were handled on CPU {self.layout.interrupt}"
             )

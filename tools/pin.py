@@ -21,6 +21,7 @@ import msgspec
 from engine.affinity import checks, devices, interrupts, journal, launch, layouts, load, steering, topology
 from engine.affinity.checks import Check
 from engine.affinity.devices import Device
+from engine.affinity.journal import Change, Write
 from engine.affinity.topology import ROOT, Topology
 from engine.errors import Failed, Refused
 from engine.signals import END_SIGNALS
@@ -148,7 +149,7 @@ def apply(root: Path, layout: str, device: str | None, dry_run: bool | None, jso
     if refusals and not dry_run:
         raise Refused("; ".join(refusals))
     if dry_run:
-        changes = journal.plan(writes)
+        changes = _foreseen(writes, refusals)
     else:
         done = journal.apply(writes, view, root)
         changes = done.changes
@@ -161,6 +162,16 @@ def apply(root: Path, layout: str, device: str | None, dry_run: bool | None, jso
 
         pin_tables.applied(view, chosen.note)
     return 2 if refusals else 0
+
+
+def _foreseen(writes: Sequence[Write], refusals: Sequence[str]) -> list[Change]:
+    """What would be written; nothing where that cannot be told and is refused for another reason anyway."""
+    try:
+        return journal.plan(writes)
+    except Refused:
+        if refusals:
+            return []
+        raise
 
 
 @pin.command()
@@ -205,7 +216,7 @@ def _look(root: Path, with_traffic: bool, json: bool) -> list[Check]:
     """One look, printed; what is wrong."""
     layout, made = checks.applied(root)
     device = made.about["device"]
-    found = [*checks.read_back(layout, made, root), *checks.engine_threads(layout)]
+    found = [*checks.read_back(layout, made, root), *checks.engine_threads(layout, made)]
     if with_traffic:
         found += checks.traffic(layout, device)
     wrong = [check for check in found if not check.ok]

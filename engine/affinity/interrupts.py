@@ -125,6 +125,12 @@ def processes(root: Path = ROOT) -> Iterator[tuple[int, str]]:
             yield int(entry.name), (entry / "comm").read_text(errors="replace").rstrip("\n")
 
 
+def parent(pid: int, root: Path = ROOT) -> int | None:
+    """Which process started it; None if it is gone."""
+    stat = read_text(root / f"proc/{pid}/stat")
+    return int(stat[stat.rindex(")") + 1 :].split()[1]) if stat else None
+
+
 def irqbalance(root: Path = ROOT) -> int | None:
     """The process that puts interrupts elsewhere every ten seconds; None if none is seen."""
     return next((pid for pid, name in processes(root) if name == "irqbalance"), None)

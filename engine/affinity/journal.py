@@ -11,6 +11,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import socket
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from engine.errors import Failed, Refused
 
 _FOLDER = "run/rxring/pin"
 _TRIES, _PAUSE_S = 50, 0.01  # EBUSY, EAGAIN: an interrupt is just being moved
+_NETNS_COOKIE = 71  # SO_NETNS_COOKIE
 _PATIENCE_S = 2.0  # for somebody else who applies or restores; it takes him milliseconds
 _REASONS = {
     errno.EIO: "the kernel keeps this interrupt where it is (managed): choose the layout after it",
@@ -152,6 +155,26 @@ def boot_id(root: Path = ROOT) -> str:
     return read_text(root / "proc/sys/kernel/random/boot_id") or "unknown"
 
 
+def network(root: Path = ROOT) -> int:
+    """Which network namespace this process is in, by the kernel's cookie (Linux 5.14), which never comes
+    again in a boot as the inode's number may; without one that, and 0 in a captured tree."""
+    if root == ROOT:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            return int(struct.unpack("Q", sock.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, 8))[0])
+    return namespace(root)
+
+
+def need_own_sys(root: Path = ROOT) -> None:
+    """Refused where /sys shows the devices of another network namespace, as `nsenter --net` leaves it."""
+    if root != ROOT:
+        return
+    for _ in range(3):  # a device may come or go between the two looks
+        shown = {path.name for path in (root / "sys/class/net").iterdir() if (path / "ifindex").exists()}
+        if shown == {name for _, name in socket.if_nameindex()}:
+            return
+    raise Refused("/sys shows another network namespace than this process is in: enter it by ip netns exec")
+
+
 def namespace(root: Path = ROOT, pid: int | str = "self") -> int:
     """Of network, of a process; 0 if that cannot be seen, and in a captured tree."""
     with contextlib.suppress(OSError):
@@ -162,16 +185,25 @@ def namespace(root: Path = ROOT, pid: int | str = "self") -> int:
 def journals(root: Path = ROOT) -> list[Journal]:
     """Those of this network namespace, oldest first. Refused if one is of another boot, or unreadable."""
     found = []
-    for path in sorted((root / _FOLDER).glob("*.json"), key=lambda path: int(path.stem)):
+    for path in _files(root / _FOLDER):
         try:
             journal = msgspec.json.decode(path.read_bytes(), type=Journal)
-        except msgspec.MsgspecError as error:
-            raise Refused(f"{path} is no journal of ours ({error}): remove it: rm {path}") from None
+        except (msgspec.MsgspecError, OSError) as error:
+            raise Refused(f"{path} is no journal of ours ({error}): remove it: rm -r {path}") from None
         if journal.boot != boot_id(root):
             raise Refused(f"{path} is of another boot, nothing of it stands any more: remove it: rm {path}")
-        if journal.namespace == namespace(root):
+        if journal.namespace == network(root):
             found.append(journal)
     return found
+
+
+def _files(folder: Path) -> list[Path]:
+    """By number. Refused where one has none."""
+    paths = list(folder.glob("*.json"))
+    for path in paths:
+        if not path.stem.isdecimal():
+            raise Refused(f"{path} is no journal of ours: remove it: rm -r {path}")
+    return sorted(paths, key=lambda path: int(path.stem))
 
 
 @contextlib.contextmanager
@@ -230,12 +262,14 @@ def _sync(folder: Path) -> None:
 
 def plan(writes: Sequence[Write]) -> list[Change]:
     """With what stands there now. Refused where it cannot be read."""
+    changes: list[Change] = []
     try:
-        return [Change(str(w.path), w.path.read_text().strip(), w.value) for w in writes]
+        for write in writes:
+            path = write.path
+            changes.append(Change(str(path), path.read_text().strip(), write.value))
     except OSError as error:
-        raise Refused(
-            f"{error.filename}: {error.strerror}: the device is not as it was a moment ago"
-        ) from None
+        raise Refused(f"{path}: {error.strerror}: the device is not as it was a moment ago") from None
+    return changes
 
 
 def obstacle(writes: Sequence[Write], root: Path = ROOT) -> str:
@@ -258,11 +292,12 @@ def apply(
     """Write all; the journal. Refused, and everything as it was, where the kernel does not take one, or an
     engine stands in the way."""
     need_root("applying a layout", root)
+    need_own_sys(root)
     with _locked(root) as folder:
         if reason := obstacle(writes, root):
             raise Refused(reason)
-        number = max((int(path.stem) for path in folder.glob("*.json")), default=0) + 1
-        journal = Journal(number, boot_id(root), namespace(root), plan(writes), about, owner=owner)
+        number = max((int(path.stem) for path in _files(folder)), default=0) + 1
+        journal = Journal(number, boot_id(root), network(root), plan(writes), about, owner=owner)
         _save(folder, journal)
         done: list[Change] = []
         try:
@@ -299,17 +334,21 @@ def _take_back(folder: Path, journal: Journal, done: Sequence[Change]) -> None:
 def restore(root: Path = ROOT, owner: Owner | None = None) -> list[Restored]:
     """Everything back to what was, newest first. Failed, after all else is done, where a file refuses.
 
-    owner: only what it applied. Refused without one while an engine runs with what it applied.
+    owner: only what it applied. Without one, what an engine that still runs has applied stays: Refused if
+    that is all there is, else Failed after the rest.
     """
     if not journals(root) and not list((root / _FOLDER).glob("*.new")):
         return []
     need_root("restoring", root)
+    need_own_sys(root)
     done, refused = [], []
     with _locked(root) as folder:
         wanted = [made for made in journals(root) if owner in (None, made.owner)]
-        for journal in wanted:
-            if owner is None and journal.owner is not None and journal.owner.lives(root):
-                raise Refused(f"{journal.whose} still runs: end it, then it takes its layout back itself")
+        kept = [made for made in wanted if owner is None and made.owner and made.owner.lives(root)]
+        wanted = [made for made in wanted if made not in kept]
+        refused += [f"{made.whose} still runs: end it, then it takes its layout back itself" for made in kept]
+        if kept and not wanted:
+            raise Refused(refused[0])
         for journal in reversed(wanted):
             whole, complete = True, journal.complete
             journal.complete = False  # from here on: what is back already, we may have brought back

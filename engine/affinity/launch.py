@@ -24,6 +24,8 @@ from engine.errors import Refused
 
 _LOOK_S = 0.1
 _PR_SET_CHILD_SUBREAPER = 36
+_OF_TERMINALS = {signal.SIGINT, signal.SIGQUIT}
+_SI_KERNEL = 0x80
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -77,6 +79,7 @@ def run(
             end.register(pidfd, select.POLLIN)
             _look(threads, cpus)
             while not end.poll(_LOOK_S * 1000):
+                _lead_on(child)
                 _look(threads, cpus)
             _read(threads, child.pid, child.pid)  # not reaped yet: its first thread still has its counts
     finally:
@@ -92,7 +95,9 @@ def _start(command: Sequence[str], mlock: bool) -> subprocess.Popen[bytes]:
     try:
         child = subprocess.Popen(command, close_fds=False, preexec_fn=traced)  # noqa: PLW1509 (no threads)
     except OSError as error:
-        raise Refused(f"cannot run {command[0]}: {error.strerror}: give a command, after --") from None
+        raise Refused(
+            f"cannot run {command[0]!r}: {error.strerror}: look at its name and its rights"
+        ) from None
     if mlock:
         try:
             code = memory.lock(child.pid)
@@ -125,14 +130,24 @@ def _as_wanted(cpus: Collection[int] | None, fifo: int | None) -> Iterator[None]
 
 @contextlib.contextmanager
 def _signals_led_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Ctrl-C reaches the command by the terminal; what is sent to us alone is sent on."""
+    """Ctrl-C reaches the command by the terminal; what is sent to us alone is sent on (`_lead_on`)."""
     before = {number: signal.signal(number, lambda n, _: child.send_signal(n)) for number in _FORWARDED}
-    before |= {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINALS)
     try:
         yield
     finally:
+        while signal.sigtimedwait(_OF_TERMINALS, 0):
+            pass  # it was for the command, which has ended
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _lead_on(child: subprocess.Popen[bytes]) -> None:
+    """Send on what a process has sent to us; what the kernel sends for a terminal, all there have got."""
+    while came := signal.sigtimedwait(_OF_TERMINALS, 0):
+        if came.si_code != _SI_KERNEL:
+            child.send_signal(came.si_signo)
 
 
 def _look(threads: dict[int, Thread], cpus: Collection[int] | None) -> None:

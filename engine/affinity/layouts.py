@@ -141,6 +141,8 @@ def read_file(path: Path) -> tuple[Layout, str | None]:
     receive = 3
     process = "4-7"
     """
+    if path.exists() and not path.is_file():
+        raise Refused(f"{path} is no file: give one of {', '.join(NAMES)}, or a TOML file")
     try:
         found = msgspec.toml.decode(path.read_bytes(), type=_File)
         interrupt, receive, process = (
@@ -149,7 +151,7 @@ def read_file(path: Path) -> tuple[Layout, str | None]:
         send = parse_cpu_list(str(found.send)) if found.send != "" else ()
     except OSError as error:
         raise Refused(f"{path}: {error.strerror}: give one of {', '.join(NAMES)}, or a TOML file") from None
-    except (msgspec.ValidationError, ValueError) as error:
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:
         text = str(error)
         raise Refused(
             f"{path}: {text if ': ' in text else f'{text}: see `rxring pin apply --help`'}"

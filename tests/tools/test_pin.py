@@ -326,7 +326,7 @@ def test_run_says_where_it_ran() -> None:
         (["--cpus", "4095", "--", "true"], "cannot pin: CPU 4095 does not exist: choose from "),
         (["--cpus", "1-0", "--", "true"], "--cpus: '1-0' is no CPU list"),
         (["--fifo", "100", "--", "true"], "--fifo: '100' is out of range"),
-        (["--", "no-such-command"], "cannot run no-such-command: No such file or directory"),
+        (["--", "no-such-command"], "cannot run 'no-such-command': No such file or directory"),
         ([], "-- COMMAND… is missing: see `rxring pin run --help`"),
     ],
 )

@@ -88,7 +88,32 @@ def test_an_apply_that_was_killed_is_none(tmp_path: Path) -> None:
         checks.applied(tmp_path)
 
 
+def test_of_an_engine_that_is_dead_only_restore_can_say_more(tmp_path: Path) -> None:
+    trees.vm(tmp_path)
+    apply(Layout("split", 1, 0, (1,)), "lo", tmp_path)
+    path = tmp_path / "run/rxring/pin/1.json"
+    owner = '"owner":{"engine":"e","pid":4000000,"started":1}'
+    path.write_text(path.read_text().replace('"owner":null', owner))
+    with pytest.raises(Refused, match=r"engine e .* is dead: bring back what was there: rxring pin restore"):
+        checks.applied(tmp_path)
+
+
 # ── traffic ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("ran", "share", "ok"),
+    [
+        ({1: 1000}, 1.0, True),
+        ({0: 1, 1: 999}, 1.0, False),
+        ({0: 1, 1: 108_523}, checks.THERE, True),
+        ({0: 20, 1: 980}, checks.THERE, False),
+        ({0: 1000}, checks.THERE, False),
+        ({}, checks.THERE, False),
+    ],
+)
+def test_how_many_must_be_where_the_layout_says(ran: dict[int, int], share: float, ok: bool) -> None:
+    assert checks.handled(ran, 1, share) is ok
 
 
 def over_lo() -> None:
@@ -130,20 +155,25 @@ def over_veth_to(interrupt: int, other: int) -> None:
     apply(layout, "v0")
     checks._WATCH_S = 0.3
     [nothing] = checks.traffic(layout, "v0")
-    assert (nothing.found, nothing.ok) == ("none", False)
+    assert (nothing.found, nothing.ok) == ("none came in 0.3 s, have somebody send", False)
     stop = threading.Event()
     thread = threading.Thread(target=flood, args=(stop, other))
     thread.start()
     try:
         exact, softnet = checks.traffic(layout, "v0")
+        stop.set()
+        thread.join()
         for queue in devices.read("v0").rx:
             steering.rps_path("v0", queue.number).write_text("0")
+        stop.clear()
+        thread = threading.Thread(target=flood, args=(stop, other))
+        thread.start()
         wrong, _ = checks.traffic(layout, "v0")
     finally:
         stop.set()
         thread.join()
     assert (exact.ok, softnet.ok) == (True, True), (exact, softnet)
-    assert re.fullmatch(rf"\d+ on {interrupt}", exact.found)
+    assert re.fullmatch(rf"(\d on {other}, )?\d+ on {interrupt}(, \d on {other})?", exact.found)
     assert not wrong.ok
     assert re.fullmatch(rf"\d+ on {other}", wrong.found)
 
@@ -156,6 +186,14 @@ def flood(stop: threading.Event, cpu: int) -> None:
             sock.send(frame())
 
 
+def over_veth_by_an_ordinary_user() -> None:
+    enter()
+    interrupt, other = two_cpus()
+    os.setuid(65534)
+    with pytest.raises(Refused, match=r"^the packets of v0 cannot be seen \(.*\): run it with sudo$"):
+        list(checks.traffic(Layout("x", interrupt, other, (other,)), "v0"))
+
+
 def over_a_device_that_is_down() -> None:
     enter()
     ctypes.CDLL(None).unshare(0x4000_0000)  # one more network, whose lo nobody has brought up
@@ -165,7 +203,10 @@ def over_a_device_that_is_down() -> None:
 
 @pytest.mark.parametrize(
     "act",
-    [pytest.param(act, marks=in_a_namespace) for act in (over_lo, over_veth, over_a_device_that_is_down)],
+    [
+        pytest.param(act, marks=in_a_namespace)
+        for act in (over_lo, over_veth, over_veth_by_an_ordinary_user, over_a_device_that_is_down)
+    ],
 )
 def test_traffic(act: Callable[[], None], fork: Callable[..., Child]) -> None:
     assert fork(act).wait() == 0

@@ -1,5 +1,6 @@
 """All or nothing, and back again whatever happened: on plain files, and on the kernel's of a namespace."""
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -94,6 +95,48 @@ def test_a_journal_that_is_none_is_refused(tmp_path: Path) -> None:
     (folder / "1.json").write_text('{"number": 1')
     with pytest.raises(Refused, match=r"1\.json is no journal of ours"):
         journal.restore(tmp_path)
+
+
+@pytest.mark.parametrize("foreign", ["foo.json", "3.json"])
+def test_a_foreign_file_among_the_journals_is_refused(tmp_path: Path, foreign: str) -> None:
+    writes = three(tmp_path)
+    journal.apply(writes, {}, tmp_path)
+    (tmp_path / "run/rxring/pin" / foreign).mkdir()
+    with pytest.raises(Refused, match=rf"{foreign} is no journal of ours.*: remove it: rm -r "):
+        journal.restore(tmp_path)
+    with pytest.raises(Refused, match=rf"{foreign} is no journal of ours"):
+        journal.apply(writes, {}, tmp_path)
+
+
+def test_what_a_living_engine_applied_stays_and_the_rest_goes_back(tmp_path: Path) -> None:
+    first, second, third = three(tmp_path)
+    pid = os.getpid()
+    trees.Tree(tmp_path).write(f"proc/{pid}/stat", Path(f"/proc/{pid}/stat").read_text())
+    journal.apply([first], {"layout": "split", "device": "d0"}, tmp_path, Owner.this("e"))
+    journal.apply([second], {}, tmp_path)
+    with pytest.raises(Failed, match=r"engine e .* layout split on d0, still runs: end it"):
+        journal.restore(tmp_path)
+    assert texts([first, second, third]) == ["f", "00000001", "00000002"]
+    with pytest.raises(Refused, match=r"engine e .* still runs"):  # nothing else is left
+        journal.restore(tmp_path)
+
+
+def in_a_network_that_sys_does_not_show() -> None:
+    before = journal.network()
+    assert before == journal.network() != 0
+    journal.need_own_sys()
+    ctypes.CDLL(None).unshare(0x4000_0000)
+    assert journal.network() != before
+    with pytest.raises(Refused, match=r"another network namespace .* ip netns exec"):
+        journal.need_own_sys()
+    with pytest.raises(Refused, match="another network namespace"):
+        journal.apply([], {})
+
+
+@needs_root
+def test_a_network_that_sys_does_not_show_is_refused(fork: Callable[..., Child]) -> None:
+    """As `nsenter --net` leaves it: the paths would be another network's."""
+    assert fork(in_a_network_that_sys_does_not_show).wait() == 0
 
 
 def test_another_namespaces_journal_is_left_alone(tmp_path: Path) -> None:

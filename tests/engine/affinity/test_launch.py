@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -137,7 +138,7 @@ def test_signals_and_descriptors_reach_the_command() -> None:
     [
         ("touch", [topology.MAX_CPU], None, f"CPU {topology.MAX_CPU} does not exist: choose from"),
         ("touch", None, 0, "SCHED_FIFO has no priority 0"),
-        ("no-such-command", None, None, "cannot run no-such-command: No such file"),
+        ("no-such-command", None, None, "cannot run 'no-such-command': No such file"),
     ],
 )
 def test_what_cannot_be_had_is_refused_and_not_started(
@@ -180,3 +181,28 @@ def test_a_lock_that_is_refused_starts_nothing() -> None:
 
         assert Child(refused).wait() == 0
         assert os.listdir(folder) == ["other"]
+
+
+_WAITS = """
+import os, signal, sys, threading
+signal.signal(signal.%s, lambda *_: os._exit(9))
+print("there", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGQUIT", "SIGTERM"])
+def test_what_is_sent_to_the_tool_alone_is_sent_on(name: str) -> None:
+    """By a service manager or a script: no terminal has sent it to the command as well."""
+    read, write = os.pipe()
+
+    def tool() -> None:
+        os.dup2(write, 1)
+        os._exit(launch.run([sys.executable, "-c", _WAITS % name], [CPU]).code)
+
+    child = Child(tool)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert pipe.readline() == "there\n"
+        child.send(signal.Signals[name])
+        assert child.wait() == 9

@@ -1,5 +1,6 @@
 """Which CPUs a layout takes on machines of all kinds, what realises it, and what stands against it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -214,3 +215,16 @@ def test_a_file_that_makes_no_sense(tmp_path: Path, text: str | None, what: str)
         layouts.read_file(path)
     assert what in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_pipe_is_no_layout_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f.toml")
+    with pytest.raises(Refused, match=r"f\.toml is no file"):
+        layouts.read_file(tmp_path / "f.toml")
+
+
+def test_a_file_nested_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text("interrupt = " + "[" * 100_000)
+    with pytest.raises(Refused, match=r"deep\.toml: "):
+        layouts.read_file(path)
