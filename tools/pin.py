@@ -19,6 +19,7 @@ import click
 import msgspec
 
 from engine.affinity import checks, devices, interrupts, journal, launch, layouts, load, steering, topology
+from engine.affinity import governor as governors
 from engine.affinity.checks import Check
 from engine.affinity.devices import Device
 from engine.affinity.journal import Change, Write
@@ -136,13 +137,23 @@ def _possible(name: str, machine: Topology, device: Device | None) -> Object:
 )
 @click.argument("layout", metavar="LAYOUT|FILE.toml")
 @_device("Whose packets.")
+@flag("--governor", "NAME", str, "Also this frequency governor on the layout's CPUs, like performance.")
 @mark("--dry-run", "Say what would be written, and what would be refused.")
 @_JSON
 @click.pass_obj
-def apply(root: Path, layout: str, device: str | None, dry_run: bool | None, json: bool | None) -> int:
+def apply(
+    root: Path,
+    layout: str,
+    device: str | None,
+    governor: str | None,
+    dry_run: bool | None,
+    json: bool | None,
+) -> int:
     """Bring a device's interrupts, RPS and XPS to a layout, all or none; `restore` takes it back."""
     chosen, target = layouts.choose(layout, device, root)
     writes = layouts.writes(chosen, target, root)
+    if governor is not None:
+        writes += governors.writes(governor, set(chosen.cpus), root)
     refusals = layouts.obstacles(chosen, target, topology.read(root), root)
     refusals += filter(None, [journal.obstacle(writes, root)])
     view = layouts.about(chosen, target, root)

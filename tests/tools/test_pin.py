@@ -19,7 +19,7 @@ from forked import Child
 from namespace_of_its_own import enter, masks, needs_root
 
 from engine.affinity import journal, layouts, load, steering, topology
-from engine.errors import Refused
+from engine.errors import Failed, Refused
 from tools import cli, pin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,6 +176,34 @@ def test_apply_and_restore(tmp_path: Path, run: Callable[..., str]) -> None:
     assert f"{tmp_path}/proc/irq/38/smp_affinity_list: 1 -> 0-1" in run(tree.root, "restore")
     assert tree.read("proc/irq/38/smp_affinity_list") == "0-1"
     assert run(tree.root, "restore") == "nothing to restore\n"
+
+
+def test_a_governor_on_the_layouts_cpus_alone_and_back(tmp_path: Path, run: Callable[..., str]) -> None:
+    tree = trees.server(tmp_path)
+    for cpu in topology.online(tree.root):
+        folder = f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
+        tree.write(f"{folder}/scaling_available_governors", "performance powersave")
+        tree.write(f"{folder}/scaling_governor", "powersave")
+    command = ("apply", "split", "--device", "lo", "--governor")
+    with pytest.raises(Refused, match=r"no governor 'fast': choose from performance, powersave$"):
+        pin.main([*command, "fast"], tree.root)
+    assert not (tmp_path / "run").exists()
+    [view] = objects(run(tree.root, *command, "performance", "--json"))
+    ours = {view["interrupt"], view["receive"], *view["process"]}
+    for cpu in topology.online(tree.root):
+        text = tree.read(f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor")
+        assert text == ("performance" if cpu in ours else "powersave")
+    tree.write(f"sys/devices/system/cpu/cpu{view['receive']}/cpufreq/scaling_governor", "powersave")
+    with pytest.raises(Failed, match=r"1 thing is not as the layout says: .*scaling_governor: powersave"):
+        pin.main(["verify", "--json"], tree.root)
+    run(tree.root, "restore")
+    assert {path.read_text().strip() for path in tmp_path.rglob("scaling_governor")} == {"powersave"}
+
+
+def test_a_machine_without_governors_says_so(tmp_path: Path) -> None:
+    tree = trees.vm(tmp_path)
+    with pytest.raises(Refused, match=r"CPU 0 has no frequency governors here, .*: leave out --governor"):
+        pin.main(["apply", "split", "--device", "lo", "--governor", "performance"], tree.root)
 
 
 def test_apply_as_json(tmp_path: Path, run: Callable[..., str]) -> None:
