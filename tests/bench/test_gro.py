@@ -11,7 +11,7 @@ from bench.runner import Case, Setting
 
 CPUS = sorted(os.sched_getaffinity(0))
 pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="two CPUs are needed, this process may use only one")
-CASES = {case.name: case for case in gro.cases(Setting(quick=True))} if len(CPUS) > 1 else {}
+CASES = {case.name: case for case in gro.cases(Setting(quick=False))} if len(CPUS) > 1 else {}
 
 
 @pytest.mark.parametrize(
