@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from told import text_of
 
 from bench import batch
 from bench.batch import Cpus, Round, account
@@ -98,14 +99,7 @@ def _result(many: list[float], one: list[float]) -> dict[str, Any]:
 
 def test_what_it_says_follows_from_the_data() -> None:
     def verdicts(many: list[float], one: list[float]) -> str:
-        sections = list(batch.tell(_result(many, one)))
-        for section in sections:
-            if section.picture:
-                section.picture.draw()
-            for row in section.table.rows if section.table else ():
-                assert section.table
-                assert len(row) == len(section.table.columns)
-        return "\n".join(text for section in sections for text in section.text)
+        return text_of(batch.tell(_result(many, one)))
 
     faster = verdicts([300e3, 310e3], [200e3, 205e3])
     assert "100 B, batch 30: recvmmsg brings 1.506 of recvmsg's rate" in faster

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from told import text_of
 
 from bench import quotes
 from bench.place import open_place
@@ -80,14 +81,7 @@ def _said(one_by_one: list[float], control: list[float]) -> str:
             values = control if pair == "control" else one_by_one
             case = Case(f"lo, {rate}, {pair}", "µs", dict, parameters)
             cases.append(summary(case, Taken([_run(value) for value in values])))
-    sections = list(quotes.tell({"cases": cases}))
-    for section in sections:
-        if section.picture:
-            section.picture.draw()
-        for row in section.table.rows if section.table else ():
-            assert section.table
-            assert len(row) == len(section.table.columns)
-    return "\n".join(text for section in sections for text in section.text)
+    return text_of(quotes.tell({"cases": cases}))
 
 
 def test_what_it_says_follows_from_the_data() -> None:
